@@ -13,7 +13,7 @@ from typing import cast
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-TALKATIVE = ("sglang", "transformers", "xgrammar")
+MAY_LOG_CONTENT = ("sglang", "transformers", "xgrammar")
 """Libraries whose log messages may quote what they work on."""
 
 
@@ -45,7 +45,7 @@ def _adopt_stdlib(shared: list[structlog.typing.Processor], renderer: structlog.
     """Give library log records (uvicorn, SGLang) the same shape; only warnings and worse.
 
     SGLang's parsers log what the model wrote, at any level: of its records only the place is
-    kept, and of any exception only what `where` tells.
+    kept, and of any exception only what `safe_traceback` says.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -64,14 +64,14 @@ def _without_text(_: object, __: str, event: structlog.typing.EventDict) -> stru
     record: logging.LogRecord = event["_record"]
     exc_info = event.pop("exc_info", None) or record.exc_info
     if isinstance(exc_info, tuple) and exc_info[1] is not None:
-        event["error"] = where(exc_info[1])
+        event["error"] = safe_traceback(exc_info[1])
     record.exc_info = record.exc_text = None
-    if record.name.split(".")[0] in TALKATIVE:
+    if record.name.split(".")[0] in MAY_LOG_CONTENT:
         event["event"] = f"{record.module}.{record.funcName}:{record.lineno}"
     return event
 
 
-def where(exc: BaseException) -> str:
+def safe_traceback(exc: BaseException) -> str:
     """An exception as its type and code positions, without its message.
 
     Messages of foreign exceptions may quote a prompt, which must never reach a log.

@@ -1,4 +1,4 @@
-"""What is kept of a message: known keys, of the types and lengths that they may have.
+"""The stored form of a message: known keys, of the types and lengths that they may have.
 
 `kept` never raises, whatever it is handed: rows of older versions hold what their callers sent.
 What a caller may send is `app.api.schema.messages`' affair, which refuses by name.
@@ -20,7 +20,7 @@ MAX_NAME_CHARS = 256
 MAX_ID_CHARS = 4096
 """Of a tool call; LiteLLM packs signatures of Gemini's reasoning into it, which are kilobytes."""
 DETAILS = ("auto", "low", "high")
-"""What `image_url.detail` may be."""
+"""Values of `image_url.detail`."""
 NO_ARGUMENTS = "{}"
 """Arguments as JSON where there are none: models and SDKs also say so with an empty string."""
 

@@ -31,7 +31,7 @@ from app.journal.history import History
 from app.journal.journal import Journal
 from app.journal.reconcile import reconcile
 from app.journal.retention import Retention
-from app.log import where
+from app.log import safe_traceback
 from app.metering.abuse import AbuseWatch
 from app.metering.audit import LedgerAudit
 from app.metering.budgets import Budgets
@@ -311,7 +311,7 @@ class Runtime:
             try:
                 self._poll_pressure()
             except Exception as exc:  # noqa: BLE001  # the next look may be better
-                self.log.error("pressure_watch_failed", error=where(exc))
+                self.log.error("pressure_watch_failed", error=safe_traceback(exc))
             if small is not None and small.num_failures != failures:
                 failures = small.num_failures
                 self.prefixes.restarted(small.name)  # long before another one answers
@@ -395,7 +395,7 @@ class Runtime:
             try:
                 await admission.run()
             except Exception as exc:  # noqa: BLE001  # deadlines must be kept
-                self.log.error("admission_broke", error=where(exc))
+                self.log.error("admission_broke", error=safe_traceback(exc))
 
     async def aclose(self) -> None:
         """Close everything, the last opened first."""
@@ -412,4 +412,4 @@ class Runtime:
             try:
                 await close()
             except Exception as exc:  # noqa: BLE001  # the rest must be closed all the same
-                self.log.error("close_failed", error=where(exc))
+                self.log.error("close_failed", error=safe_traceback(exc))

@@ -1,4 +1,4 @@
-"""What is wrong with the tables of a TOML file: each entry by its place, with what is allowed there.
+"""The errors in the tables of a TOML file: each entry by its place, with what is allowed there.
 
 pydantic does the checking. It takes 60 ms to import, so only the schemas import it, and they are imported
 where there is a file to check.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 Location = tuple[int | str, ...]
-"""Where an entry stands: keys, and indices from 0 within a list."""
+"""The place of an entry: keys, and indices from 0 within a list."""
 
 _LISTED = 20
 """Problems listed in full: a file of another kind has one in each line."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from app.api.schema.key_terms import (
     read_terms,
 )
 from app.cli import tables
+from app.cli.flags import Commands, command, flag
 from app.cli.store import settings_of, tell_store
 from app.core import DEGRADING, GRAMMARS, LOCAL_OWNER, RESUMING, SAFETY_LEVELS, SCOPES, TIERS, Key, KeyTerms
 from app.errors import BadRequest
@@ -40,129 +41,38 @@ _FIRST = (
 )
 
 
-def add_commands(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+_SAFETY = (
+    "observe: records only; standard: as the policy says; enforce: acts where the policy only observes;"
+    " strict: also blocks what is watched"
+)
+
+
+def add_commands(commands: Commands[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
     """Add `keys` and its verbs to the parser of the command line."""
     top = commands.add_parser("keys", help="create, list, change or end API keys")
     verbs = top.add_subparsers(dest="verb", required=True)
 
-    def verb(name: str, help_: str, *, takes_id: bool = True) -> argparse.ArgumentParser:
-        parser = verbs.add_parser(
-            name,
-            parents=[common],
-            allow_abbrev=False,
-            help=help_,
-            argument_default=argparse.SUPPRESS,  # terms that no flag gives are not there
-        )
-        if takes_id:
-            parser.add_argument("id", metavar="ID", help="id of the key: the part before its second hyphen")
-        return parser
-
-    _add_create(verb("create", "create a key and print it; it is never shown again", takes_id=False))
-    verb("list", "list all keys, including revoked keys", takes_id=False).set_defaults(run=_list)
-    update = verb("update", f"change a key; the value {NONE!r} removes a limit")
-    update.add_argument("--name", help="name of the key, for people")
-    _add_terms(update)
-    update.set_defaults(run=_update)
-    rotate = verb("rotate", "give a key a new secret and print it; it is never shown again")
-    rotate.add_argument(
-        "--overlap-s",
-        type=int,
-        default=DEFAULT_OVERLAP_S,
-        metavar="SECONDS",
-        help=f"seconds for which the old secret stays valid; 0: none (default: {DEFAULT_OVERLAP_S})",
-    )
-    rotate.set_defaults(run=_rotate)
-    expire = verb("expire", "set the time at which a key ends; it can be changed later")
-    expire.add_argument(
-        "--at",
-        metavar="DATE",
-        default=None,
-        help=f"UTC day or time, as 2026-12-31, or {NEVER!r} (default: now)",
-    )
-    expire.set_defaults(run=_expire)
-    verb("revoke", "end a key; this cannot be undone").set_defaults(run=_revoke)
-
-
-def _add_create(create: argparse.ArgumentParser) -> None:
-    create.add_argument("--name", required=True, help="name of the key, for people")
-    create.add_argument(
-        "--owner",
-        help="keys of one owner share conversations and usage (default: the key itself)",
-    )
+    create = command(verbs, "create", "create a key and print it; it is never shown again", _create, common)
+    flag(create, "--name", "name of the key, for people", required=True)
+    flag(create, "--owner", "keys of one owner share conversations and usage (default: the key itself)")
     _add_terms(create)
-    create.add_argument(
-        "--expires",
-        dest="expires_at",
-        metavar="DATE",
-        help="UTC day or time, as 2026-12-31, at which the key ends (default: never)",
-    )
-    create.add_argument(
-        "--init", action="store_true", default=False, help="make the store where there is none"
-    )
-    create.set_defaults(run=_create)
-
-
-def _add_terms(verb: argparse.ArgumentParser) -> None:
-    """The flags of a key's terms, except its end."""
-    verb.add_argument(
-        "--scope",
-        choices=SCOPES,
-        help="chat: use the models; admin: also manage keys and read metrics (default of a new key: chat)",
-    )
-    verb.add_argument(
-        "--tier", choices=TIERS, help="priority while the server is full (default of a new key: standard)"
-    )
-    verb.add_argument(
-        "--weight",
-        type=float,
-        metavar="X",
-        help="tokens relative to other keys of its tier, 0.1 to 100 (default of a new key: 1)",
-    )
-    verb.add_argument(
-        "--rpm", type=_count, metavar="N", help="limit of requests per minute (default of a new key: none)"
-    )
-    verb.add_argument(
-        "--tpm", type=_count, metavar="N", help="limit of tokens per minute (default of a new key: none)"
-    )
-    verb.add_argument(
-        "--max-streams",
-        type=_count,
-        metavar="N",
-        help="limit of generations at the same time (default of a new key: none)",
-    )
-    verb.add_argument(
-        "--budget-usd",
-        metavar="X",
-        help="limit of the owner's costs in US dollars per UTC month (default of a new key: none)",
-    )
-    verb.add_argument(
-        "--models",
-        metavar="A,B",
-        help="models that the key may use, with commas between (default of a new key: all)",
-    )
-    verb.add_argument(
-        "--safety",
-        choices=SAFETY_LEVELS,
-        help="observe: records only; standard: as the policy says; enforce: acts where the policy only"
-        " observes; strict: also blocks what is watched (a new key's: standard)",
-    )
-    verb.add_argument(
-        "--degrade",
-        choices=DEGRADING,
-        help="off: no shorter answers and no small model in degraded mode (default of a new key: on)",
-    )
-    verb.add_argument(
-        "--grammars",
-        choices=GRAMMARS,
-        help="schemas: JSON schemas and tools; no regex, EBNF, structural tag (default of a new key: all)",
-    )
-    verb.add_argument(
-        "--resume",
-        choices=RESUMING,
-        help="always: answers whose client has left go on for resume_grace_s (default of a new key: asked)",
-    )
+    ends = "UTC day or time, as 2026-12-31, at which the key ends (default: never)"
+    flag(create, "--expires", ends, metavar="DATE", dest="expires_at")
+    flag(create, "--init", "make the store where there is none", bool)
+    command(verbs, "list", "list all keys, including revoked keys", _list, common)
+    update = command(verbs, "update", f"change a key; the value {NONE!r} removes a limit", _update, common)
+    flag(update, "--name", "name of the key, for people")
+    _add_terms(update)
+    anew = "give a key a new secret and print it; it is never shown again"
+    rotate = command(verbs, "rotate", anew, _rotate, common)
+    overlap = f"seconds for which the old secret stays valid; 0: none (default: {DEFAULT_OVERLAP_S})"
+    flag(rotate, "--overlap-s", overlap, int, "SECONDS", default=DEFAULT_OVERLAP_S)
+    at = "set the time at which a key ends; it can be changed later"
+    expire = command(verbs, "expire", at, _expire, common)
+    flag(expire, "--at", f"UTC day or time, as 2026-12-31, or {NEVER!r} (default: now)", metavar="DATE")
+    revoke = command(verbs, "revoke", "end a key; this cannot be undone", _revoke, common)
+    for verb in (update, rotate, expire, revoke):
+        flag(verb, "id", "id of the key: the part before its second hyphen", metavar="ID")
 
 
 def _count(text: str) -> int | str:
@@ -173,9 +83,32 @@ def _count(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"expected a whole number, or {NONE!r}; got {text!r}") from None
 
 
+_TERMS: Sequence[tuple[str, str, Callable[[str], Any] | Sequence[str], str, str | None]] = (
+    ("scope", "chat: use the models; admin: also manage keys and read metrics", SCOPES, "chat", None),
+    ("tier", "priority while the server is full", TIERS, "standard", None),
+    ("weight", "tokens relative to other keys of its tier, 0.1 to 100", float, "1", "X"),
+    ("rpm", "limit of requests per minute", _count, NONE, "N"),
+    ("tpm", "limit of tokens per minute", _count, NONE, "N"),
+    ("max-streams", "limit of generations at the same time", _count, NONE, "N"),
+    ("budget-usd", "limit of the owner's costs in US dollars per UTC month", str, NONE, "X"),
+    ("models", "models that the key may use, with commas between", str, "all", "A,B"),
+    ("safety", _SAFETY, SAFETY_LEVELS, "standard", None),
+    ("degrade", "off: no shorter answers and no small model in degraded mode", DEGRADING, "on", None),
+    ("grammars", "schemas: JSON schemas and tools; no regex, EBNF, structural tag", GRAMMARS, "all", None),
+    ("resume", "always: answers whose client has left continue for resume_grace_s", RESUMING, "asked", None),
+)
+"""The flags of a key's terms, except its end: name, help, type or values, default of a new key, metavar."""
+
+
+def _add_terms(verb: argparse.ArgumentParser) -> None:
+    for name, help_, kind, default, metavar in _TERMS:
+        flag(verb, f"--{name}", f"{help_} (default of a new key: {default})", kind, metavar)
+
+
 def _key_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """What flags say of a key, as JSON has it."""
-    fields = {name: value for name, value in vars(args).items() if name in (*TERMS, "owner")}
+    """The fields of a key that flags give, as JSON has them."""
+    named = (*TERMS, "owner")
+    fields = {name: value for name, value in vars(args).items() if name in named and value is not None}
     fields |= {name: None for name in NULLABLE if fields.get(name) == NONE}
     if fields.get("models") is not None:
         fields["models"] = [name.strip() for name in fields["models"].split(",")]
@@ -290,16 +223,14 @@ def _row(key: Mapping[str, Any]) -> Sequence[str]:
     limits = [f"{name} {key[name]:,}" for name in ("rpm", "tpm", "max_streams") if key[name] is not None]
     if key["budget_usd"] is not None:
         limits.append(f"${key['budget_usd']:,} a month")
-    if key["weight"] != 1:
-        limits.append(f"weight {key['weight']:g}")
-    if key["safety"] != "standard":
-        limits.append(f"{key['safety']} safety")
-    if key["degrade"] == "off":
-        limits.append("never degraded")
-    if key["grammars"] == "schemas":
-        limits.append("schemas only")
-    if key["resume"] == "always":
-        limits.append("always resumable")
+    special = {
+        f"weight {key['weight']:g}": key["weight"] != 1,
+        f"{key['safety']} safety": key["safety"] != "standard",
+        "never degraded": key["degrade"] == "off",
+        "schemas only": key["grammars"] == "schemas",
+        "always resumable": key["resume"] == "always",
+    }
+    limits += (text for text, applies in special.items() if applies)
     return (
         key["id"],
         key["name"],

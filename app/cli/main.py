@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from app import settings as settings_module
-from app.cli import doctor, keys, safety, settings_table, store
+from app.cli import doctor, flags, keys, safety, settings_table, store
+from app.cli.flags import command, flag
 from app.errors import ServingError
 from app.settings import EXIT_CONFIG, Settings, SettingsError
 from app.store.opening import StoreRefused
@@ -26,27 +27,18 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="tokenring", description="A complete chat service on one node.")
     top.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = top.add_subparsers(dest="command", required=True)
-    _add_settings(commands.add_parser("serve", help="serve the model over HTTP", allow_abbrev=False))
-    examine = commands.add_parser(
-        "doctor", help="check machine and settings, as `serve` would have them", allow_abbrev=False
-    )
-    examine.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_settings(command(commands, "serve", "serve the model over HTTP"))
+    examine = command(commands, "doctor", "check machine and settings, as `serve` would have them")
+    flag(examine, "--json", "print one JSON object", bool)
     _add_settings(examine)
-    node = commands.add_parser(
-        "node", help="run the engine's ranks on another node than the server's", allow_abbrev=False
-    )
-    node.add_argument("--rank", type=int, required=True, help="number of this node; the server is node 0")
+    node = command(commands, "node", "run the engine's ranks on another node than the server's")
+    flag(node, "--rank", "number of this node; the server is node 0", int, required=True)
     _add_settings(node)
-    show = commands.add_parser("settings", help="list all settings with their defaults")
-    show.add_argument(
-        "--markdown",
-        action="store_true",
-        help="print the Markdown table of docs/settings.md, also on a terminal",
-    )
-    common = store.common_flags()
-    keys.add_commands(commands, common)
-    store.add_commands(commands, common)
-    safety.add_commands(commands)
+    show = command(commands, "settings", "list all settings with their defaults")
+    flag(show, "--markdown", "print the Markdown table of docs/settings.md, also on a terminal", bool)
+    common = flags.common()
+    for group in (keys, store, safety):
+        group.add_commands(commands, common)
     return top
 
 
@@ -81,19 +73,20 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     args = _parsed(list(sys.argv[1:] if argv is None else argv))
-    flags = {k: v for k, v in vars(args).items() if k in {s.name for s in settings_module.table()}}
+    names = {s.name for s in settings_module.table()}
+    overrides = {k: v for k, v in vars(args).items() if k in names}
     try:
         if args.command == "settings":
             print(settings_table.text(markdown_only=args.markdown))
             return 0
         if args.command == "doctor":
-            return doctor.run(flags, args)
+            return doctor.run(overrides, args)
         if args.command == "safety":
             return safety.run(args)
         if args.command not in ("serve", "node"):
             return store.run(args)
-        _warn_of_secrets(flags)
-        settings = settings_module.load(flags, os.environ, args.config)
+        _warn_of_secrets(overrides)
+        settings = settings_module.load(overrides, os.environ, args.config)
         return _serve(settings) if args.command == "serve" else _run_node(settings, args.rank)
     except (SettingsError, StoreRefused, ServingError) as error:
         print(f"tokenring: {error}", file=sys.stderr)

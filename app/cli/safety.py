@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app import settings
+from app.cli import flags
+from app.cli.flags import Commands, command, flag
 from app.cli.store import reader_left, tell_store
 from app.core import SAFETY_LEVELS
 from app.safety.text.groups import GROUPINGS
@@ -24,99 +26,55 @@ UNDER = ("recorded", "observe", "enforce", "strict")
 """The policies that a report can be grouped under: what was recorded, or a level of keys."""
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: Commands[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
     """Add `safety` and its verbs to the parser of the command line."""
     top = commands.add_parser(
         "safety", help="judge or explain a text, measure the screens, report on your own traffic"
     )
     verbs = top.add_subparsers(dest="verb", required=True)
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--config", type=Path, help="settings file (default: tokenring.toml, if it exists)")
-    common.add_argument("--policy", type=Path, help="policy file (default: by the settings)")
-    common.add_argument(
-        "--level", choices=SAFETY_LEVELS, default="standard", help="safety level of a key (default: standard)"
-    )
-    common.add_argument("--json", action="store_true", help="print one JSON object")
-    check = verbs.add_parser("check", parents=[common], allow_abbrev=False, help="judge one text as a prompt")
-    check.add_argument("text", metavar="TEXT", help="the text; - reads standard input")
-    explain = verbs.add_parser(
-        "explain",
-        parents=[common],
-        allow_abbrev=False,
-        help="which text, sentences, words and models decide, and what each policy would do",
-    )
-    explain.add_argument(
-        "file", metavar="FILE", nargs="?", default="-", help="a file with the text (default: standard input)"
-    )
-    explain.add_argument(
-        "--request", action="store_true", help="the file is a request body, or its messages, in JSON"
-    )
-    _add_report(verbs)
-    measure = verbs.add_parser(
-        "eval",
-        parents=[common],
-        allow_abbrev=False,
-        help="measure recall, false positives, AUC and latency on labelled files",
-    )
-    measure.add_argument(
-        "files",
-        nargs="+",
-        type=Path,
+    policy = argparse.ArgumentParser(add_help=False)
+    flag(policy, "--policy", "policy file (default: by the settings)", Path)
+    judging = flags.common(data_dir=False), policy
+    check = command(verbs, "check", "judge one text as a prompt", None, *judging)
+    flag(check, "text", "the text; - reads standard input", metavar="TEXT")
+    why = "which text, sentences, words and models decide, and what each policy would do"
+    explain = command(verbs, "explain", why, None, *judging)
+    flag(
+        explain,
+        "file",
+        "a file with the text (default: standard input)",
         metavar="FILE",
-        help="file of JSON lines with the fields text, label, category, source; may be gzipped (.gz)",
+        nargs="?",
+        default="-",
     )
-    measure.add_argument(
-        "--kind",
-        choices=("prompt", "output"),
-        default="prompt",
-        help="rows to measure: prompts or answers (default: prompt)",
-    )
-    measure.add_argument(
-        "--watched", action="store_true", help="with --kind output: judge answers as those to watched prompts"
-    )
-    measure.add_argument(
-        "--plot", type=Path, metavar="FILE.svg", help="also draw the results as SVG; needs matplotlib"
-    )
-    measure.add_argument(
-        "--limit",
-        type=int,
-        metavar="N",
-        help="measure N rows only, evenly spread over the files (default: all)",
-    )
+    flag(explain, "--request", "the file is a request body, or its messages, in JSON", bool)
+    what = "what the policy made of your own traffic, and what others would have"
+    _add_report(command(verbs, "report", what, None, common, policy))
+    figures = "measure recall, false positives, AUC and latency on labelled files"
+    measure = command(verbs, "eval", figures, None, *judging)
+    _add_eval(measure)
+    for parser in (check, explain, measure):
+        level = "safety level of a key (default: standard)"
+        flag(parser, "--level", level, SAFETY_LEVELS, default="standard")
 
 
-def _add_report(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    report = verbs.add_parser(
-        "report",
-        allow_abbrev=False,
-        help="what the policy made of your own traffic, and what others would have",
-    )
-    report.add_argument("--data-dir", type=Path, help="the server's data directory (as the settings say)")
-    report.add_argument("--config", type=Path, help="settings file (tokenring.toml, if there is one)")
-    report.add_argument("--policy", type=Path, help="policy file (as the settings say)")
-    report.add_argument("--period", help="a UTC month or day, as 2026-11 or 2026-11-20 (default: this month)")
-    report.add_argument("--from", dest="first", metavar="DAY", help="instead of a period, the first day")
-    report.add_argument("--to", dest="last", metavar="DAY", help="and the last one (default: today)")
-    report.add_argument(
-        "--by",
-        type=_groupings,
-        default=("category", "key"),
-        metavar="NAMES",
-        help=f"any of {','.join(GROUPINGS)} (default: category,key)",
-    )
-    report.add_argument(
-        "--under",
-        choices=UNDER,
-        default=UNDER[0],
-        help="the policy that the tables by category, key and the like are of (default: as recorded)",
-    )
-    report.add_argument(
-        "--block-fpr",
-        type=float,
-        metavar="RATE",
-        help="the same with this target, as 0.005; a row of its own",
-    )
-    report.add_argument("--json", action="store_true", help="print one JSON object")
+def _add_eval(measure: argparse.ArgumentParser) -> None:
+    files = "file of JSON lines with the fields text, label, category, source; may be gzipped (.gz)"
+    flag(measure, "files", files, Path, "FILE", nargs="+")
+    kinds = "rows to measure: prompts or answers (default: prompt)"
+    flag(measure, "--kind", kinds, ("prompt", "output"), default="prompt")
+    flag(measure, "--watched", "with --kind output: judge answers as those to watched prompts", bool)
+    flag(measure, "--plot", "also draw the results as SVG; needs matplotlib", Path, "FILE.svg")
+    flag(measure, "--limit", "measure N rows only, evenly spread over the files (default: all)", int, "N")
+
+
+def _add_report(report: argparse.ArgumentParser) -> None:
+    flags.add_period(report)
+    names = f"any of {','.join(GROUPINGS)} (default: category,key)"
+    flag(report, "--by", names, _groupings, "NAMES", default=("category", "key"))
+    under = "the policy that the tables by category, key and the like are of (default: as recorded)"
+    flag(report, "--under", under, UNDER, default=UNDER[0])
+    flag(report, "--block-fpr", "the same with this target, as 0.005; a row of its own", float, "RATE")
 
 
 def _groupings(text: str) -> tuple[str, ...]:
@@ -132,10 +90,10 @@ def run(args: argparse.Namespace, load: Callable[[], Models] | None = None) -> i
 
     Raises SettingsError, StoreRefused, ServingError.
     """
-    flags = {} if args.policy is None else {"safety_policy": str(args.policy)}
+    overrides = {} if args.policy is None else {"safety_policy": str(args.policy)}
     if args.verb == "report" and args.data_dir is not None:
-        flags["data_dir"] = str(args.data_dir)
-    in_force = settings.load(flags, os.environ, args.config)
+        overrides["data_dir"] = str(args.data_dir)
+    in_force = settings.load(overrides, os.environ, args.config)
     try:
         status = _report(args, in_force) if args.verb == "report" else _judge(args, in_force, load)
         sys.stdout.flush()

@@ -7,7 +7,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -19,6 +19,7 @@ from app.safety.classifiers.bundled_models import Models
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.evaluation import prompts as evaluation
 from app.safety.evaluation import themed_svg
+from app.safety.evaluation.explain import verdict_as_json
 from app.safety.evaluation.plot import plot
 from app.safety.evaluation.prompts import Judged, Row
 from app.safety.evaluation.replies import Streamed, halts, stream
@@ -50,13 +51,8 @@ def check(args: argparse.Namespace, policy: Policy, models: Models) -> int:
         first, second, fast_ms, full_ms = asyncio.run(_judge(screen, policy, text))
     verdict = stricter(first, second)
     result = {
-        "action": verdict.action,
+        **verdict_as_json(verdict),
         "observed": verdict.observed,
-        "category": verdict.category,
-        "category_name": verdict.category and name_of(verdict.category),
-        "score": round(verdict.score, 4),
-        "threshold": round(verdict.threshold, 4),
-        "stage": verdict.stage,
         "policy_hash": policy.hash,
         "fast_ms": round(fast_ms, 2),
         "full_ms": round(full_ms, 2),
@@ -80,19 +76,26 @@ async def _judge(screen: PromptScreen, policy: Policy, text: str) -> tuple[Verdi
 
 def _as_text(result: dict[str, Any]) -> str:
     top = sorted(result["scores"].items(), key=lambda item: -item[1])[:_SHOWN]
-    by = f"{result['category']} {result['category_name']}" if result["category"] else "no category"
-    sign = ">=" if result["action"] or result["observed"] else "<"
-    observed = f" (observed: {result['observed']})" if result["observed"] else ""
-    score = f"{result['score']:.3f} {sign} {result['threshold']:.3f}"
     times = f"n-grams {result['fast_ms']:.1f} ms, with the encoder {result['full_ms']:.1f} ms"
     lines = [
-        f"{result['action'] or 'pass'}{observed}: {by}, {score} ({result['stage']})",
+        verdict_line(result),
         "highest: " + ", ".join(f"{c} {name_of(c)} {p:.3f}" for c, p in top),
         f"{times}, policy {result['policy_hash']}",
     ]
     if result["message"]:
         lines.append(f"told: {result['message']}")
     return "\n".join(lines)
+
+
+def verdict_line(verdict: Mapping[str, Any]) -> str:
+    """A verdict as JSON has it, as one line."""
+    observed = verdict.get("observed")
+    action = f"{verdict['action'] or 'pass'}{f' (observed: {observed})' if observed else ''}"
+    category = f"{verdict['category']} {verdict['category_name']}" if verdict["category"] else "no category"
+    sign = ">=" if verdict["action"] or observed else "<"
+    return (
+        f"{action}: {category}, {verdict['score']:.3f} {sign} {verdict['threshold']:.3f} ({verdict['stage']})"
+    )
 
 
 def evaluate(args: argparse.Namespace, policy: Policy, models: Models) -> int:

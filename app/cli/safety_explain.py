@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from app.cli import tables
-from app.cli.safety_commands import screen_of
+from app.cli.safety_commands import screen_of, verdict_line
 from app.safety.classifiers.bundled_models import Models
-from app.safety.evaluation.explain import as_json, explain
+from app.safety.evaluation.explain import explain
 from app.safety.policies.policy import Policy
 from app.settings import SettingsError
 
@@ -31,10 +31,10 @@ def run_explain(args: argparse.Namespace, policy: Policy, models: Models, guard:
     body = _body(text, args.file) if args.request else {"messages": [{"role": "user", "content": text}]}
     with screen_of(models) as screen:
         try:
-            explanation = asyncio.run(explain(body, policy, screen, models))
+            result = asyncio.run(explain(body, policy, screen, models))
         except ValueError as exc:
             raise SettingsError(f"{args.file}: {exc}") from exc
-    result = as_json(explanation, policy) | {"guard": guard or None}
+    result["guard"] = guard or None
     print(json.dumps(result, ensure_ascii=False) if args.json else "\n".join(_lines(result)))
     return EXIT_OK
 
@@ -61,7 +61,7 @@ def _body(text: str, name: str) -> dict[str, Any]:
 
 def _lines(result: dict[str, Any]) -> list[str]:
     """The verdict, what allows or refuses, the text and its sentences, and then tables."""
-    lines = [_verdict(result["classified"])]
+    lines = [verdict_line(result["classified"])]
     if result["lifted"]:
         lines[0] = f"{result['action'] or 'pass'}: `allow` lifts what the classifiers say: {lines[0]}"
     if len(result["texts"]) > 1:
@@ -79,22 +79,15 @@ def _lines(result: dict[str, Any]) -> list[str]:
         words = ", ".join(f"{entry['words']} {entry['logit']:+.2f}" for entry in result["words"])
         lines += ["", f"words for the n-grams: {words}"]
     if len(result["texts"]) > 1:
-        texts = [(text["name"], _verdict(text)) for text in result["texts"][:_SHOWN]]
+        texts = [(text["name"], verdict_line(text)) for text in result["texts"][:_SHOWN]]
         lines += ["", tables.text(("text", "alone"), texts)]
     decisions = [(name, action or "pass") for name, action in result["policies"].items()]
     lines += ["", tables.text(("policy", "would"), decisions)]
     return lines
 
 
-def _verdict(of: dict[str, Any]) -> str:
-    category = f"{of['category']} {of['category_name']}" if of["category"] else "no category"
-    sign = ">=" if of["action"] else "<"
-    score = f"{of['score']:.3f} {sign} {of['threshold']:.3f}"
-    return f"{of['action'] or 'pass'}: {category}, {score} ({of['stage']})"
-
-
 def _others(result: dict[str, Any]) -> list[str]:
-    """What the hard list, the operator's `allow` and a guard have to say."""
+    """Lines on the hard list, the operator's `allow` and a guard."""
     entries = ", ".join(f"entry {each['entry']} ({each['reason']})" for each in result["allow"])
     effect = "lifts the refusal" if result["lifted"] else "lifts nothing"
     return [

@@ -14,6 +14,7 @@ from typing import Any
 
 from app import settings
 from app.cli import tables
+from app.cli.flags import Commands, add_period, command, flag
 from app.errors import BadRequest
 from app.metering.usage import groups_of, period_of, sums_as_json, text_of, usage_report
 from app.store.backup import backup, connected, conversations, deleted_before, opened
@@ -35,24 +36,31 @@ _SHOWN: Mapping[str, Sequence[str]] = {"key": ("key", "key_name", "owner")}
 _COLUMNS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
 
 
-def common_flags() -> argparse.ArgumentParser:
-    """The flags that every command over the store has."""
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--data-dir", type=Path, help="data directory of the server (default: by the settings)"
-    )
-    common.add_argument("--config", type=Path, help="settings file (default: tokenring.toml, if it exists)")
-    common.add_argument("--json", action="store_true", help="print the result as one JSON object")
-    return common
-
-
-def add_commands(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def add_commands(commands: Commands[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
     """Add the commands to the parser of the command line."""
-    _add_usage(commands, common)
-    _add_backup(commands, common)
-    _add_conversations(commands, common)
+    usage = command(commands, "usage", "show requests, tokens and costs of all keys", _usage, common)
+    add_period(usage)
+    groups = "any of day,model,owner,key,metadata.NAME, with commas between"
+    flag(usage, "--group-by", groups, metavar="NAMES", default="")
+    check = usage.add_mutually_exclusive_group()
+    compare = "compare the daily sums with the rows of the ledger; exit status 1 if they differ"
+    flag(check, "--verify", compare, bool)
+    flag(check, "--rebuild", "compare as --verify does, and correct the sums that differ", bool)
+    copy = "copy the store to a new file; the server may run meanwhile"
+    file = command(commands, "backup", copy, _backup, common)
+    flag(file, "file", "path of the copy; it must not exist yet", Path, "FILE")
+    top = commands.add_parser("conversations", help="export or purge conversations")
+    verbs = top.add_subparsers(dest="verb", required=True)
+    export_ = command(verbs, "export", "write conversations as JSON or Markdown", _export, common)
+    flag(export_, "--id", f"id of one conversation (default: {ALL})", default=ALL)
+    flag(export_, "--format", "format of the export (default: json)", tuple(FORMATS), default="json")
+    out = f"new file, or with {ALL} a directory for one file each (default: standard output)"
+    flag(export_, "--out", out, Path)
+    erase = "delete conversations for good; their token counts stay in the ledger"
+    which = command(verbs, "purge", erase, _purge, common).add_mutually_exclusive_group(required=True)
+    flag(which, "--id", "id of one conversation, whether it was deleted before or not")
+    old = "all conversations that were deleted more than this number of days ago"
+    flag(which, "--deleted-before", old, _days, "DAYS")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,83 +101,6 @@ def reader_left() -> int:
     """The exit status where whoever read has enough, as `head`; the interpreter flushes once more at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_PIPE
-
-
-def _add_usage(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
-    usage = commands.add_parser(
-        "usage", parents=[common], allow_abbrev=False, help="show requests, tokens and costs of all keys"
-    )
-    usage.add_argument("--period", help="UTC month or day, as 2026-11 or 2026-11-20 (default: this month)")
-    usage.add_argument(
-        "--from", dest="first", metavar="DAY", help="first UTC day, as 2026-11-20; in place of --period"
-    )
-    usage.add_argument("--to", dest="last", metavar="DAY", help="last UTC day, with --from (default: today)")
-    usage.add_argument(
-        "--group-by",
-        default="",
-        metavar="NAMES",
-        help="any of day,model,owner,key,metadata.NAME, with commas between",
-    )
-    check = usage.add_mutually_exclusive_group()
-    check.add_argument(
-        "--verify",
-        action="store_true",
-        help="compare the daily sums with the rows of the ledger; exit status 1 if they differ",
-    )
-    check.add_argument(
-        "--rebuild", action="store_true", help="compare as --verify does, and correct the sums that differ"
-    )
-    usage.set_defaults(run=_usage)
-
-
-def _add_backup(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
-    copy = commands.add_parser(
-        "backup",
-        parents=[common],
-        allow_abbrev=False,
-        help="copy the store to a new file; the server may run meanwhile",
-    )
-    copy.add_argument("file", type=Path, metavar="FILE", help="path of the copy; it must not exist yet")
-    copy.set_defaults(run=_backup)
-
-
-def _add_conversations(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
-    top = commands.add_parser("conversations", help="export or purge conversations")
-    verbs = top.add_subparsers(dest="verb", required=True)
-    export_ = verbs.add_parser(
-        "export", parents=[common], allow_abbrev=False, help="write conversations as JSON or Markdown"
-    )
-    export_.add_argument("--id", default=ALL, help=f"id of one conversation (default: {ALL})")
-    export_.add_argument(
-        "--format", choices=tuple(FORMATS), default="json", help="format of the export (default: json)"
-    )
-    export_.add_argument(
-        "--out",
-        type=Path,
-        help=f"new file, or with {ALL} a directory for one file each (default: standard output)",
-    )
-    export_.set_defaults(run=_export)
-    purge = verbs.add_parser(
-        "purge",
-        parents=[common],
-        allow_abbrev=False,
-        help="delete conversations for good; their token counts stay in the ledger",
-    )
-    which = purge.add_mutually_exclusive_group(required=True)
-    which.add_argument("--id", help="id of one conversation, whether it was deleted before or not")
-    which.add_argument(
-        "--deleted-before",
-        type=_days,
-        metavar="DAYS",
-        help="all conversations that were deleted more than this number of days ago",
-    )
-    purge.set_defaults(run=_purge)
 
 
 def _days(text: str) -> int:
@@ -290,14 +221,13 @@ def _usage_table(report: Mapping[str, Any], group_by: Sequence[str]) -> list[str
     """The lines of a usage report: heading, then the table of groups with its total."""
     names = list(dict.fromkeys(n for name in group_by for n in _SHOWN.get(name, (name,))))
     heads = [*names, *(name.removesuffix("_tokens") for name in _COLUMNS), "USD"]
-    rows = [[*(_cell(group[name]) for name in names), *_numbers(group)] for group in report["groups"]]
+    rows = [
+        [*("-" if group[name] is None else group[name] for name in names), *_numbers(group)]
+        for group in report["groups"]
+    ]
     total = [""] * len(names) + _numbers(report)
     table = tables.text(heads, rows, total=total, left=len(names))
     return [f"Usage from {report['from']} to {report['to']} (UTC)", table]
-
-
-def _cell(value: str | None) -> str:
-    return "-" if value is None else value
 
 
 def _numbers(sums: Mapping[str, Any]) -> list[str]:

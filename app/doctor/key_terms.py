@@ -1,4 +1,4 @@
-"""What a key's terms name that is not there: models that are not served, a budget that bounds nothing."""
+"""Remarks on a key's terms: models that are not served, a budget that bounds nothing."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""Checks of the machine: GPUs and their driver, memory, limits, compilers, caches, clock."""
+"""Checks of the machine: GPUs and their driver, memory, limits, compilers, caches."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import shutil
-import time
 from pathlib import Path
 
 from app.doctor.subject import (
@@ -31,10 +29,6 @@ MIN_FILES = 1024
 NVIDIA = "0x10de"
 LOST = frozenset({"overlay", "aufs", "tmpfs", "ramfs"})
 """File systems that end with the container or the boot."""
-UNSYNCHRONISED = 5
-"""`TIME_ERROR`, the answer of adjtimex(2) where nothing sets the clock."""
-TIMEX_BYTES = 512
-"""More than the 208 bytes of `struct timex`; zeros only ask."""
 NO_GPU = "no NVIDIA GPU: the engine runs on the CPU"
 
 
@@ -195,26 +189,8 @@ def caches(subject: Subject) -> Finding:
     return ok(", ".join(f"{name} {folder}" for name, folder in folders.items()))
 
 
-def clock(_: Subject) -> Finding:
-    """The system's clock, by which prices, budgets and keys have days."""
-    installed = Path(__file__).stat().st_mtime
-    if time.time() < installed:
-        return failure(
-            f"it is {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, before this program was installed",
-            "set the clock, and have it kept: timedatectl set-ntp true",
-        )
-    detail = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    try:
-        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
-    except (OSError, AttributeError):
-        return ok(detail)
-    if state == UNSYNCHRONISED:
-        return warning(f"{detail}; nothing keeps it right", "on the host: timedatectl set-ntp true")
-    return ok(detail if state < 0 else f"{detail}, synchronised")
-
-
 def _has_nvidia_device(root: Path) -> bool:
-    """Whether a display or 3D controller of NVIDIA is on the PCI bus, driver or not."""
+    """True if a display or 3D controller of NVIDIA is on the PCI bus, driver or not."""
     for device in (root / "sys/bus/pci/devices").glob("*"):
         vendor, kind = device / "vendor", device / "class"
         if vendor.is_file() and vendor.read_text().strip() == NVIDIA and kind.read_text()[:4] == "0x03":

@@ -27,7 +27,6 @@ CHECKS: Mapping[str, Check] = {
     "limits": machine.limits,
     "compilers": machine.compilers,
     "caches": machine.caches,
-    "clock": machine.clock,
     "versions": service.versions,
     "model": service.model,
     "tp": service.tensor_parallel,

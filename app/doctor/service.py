@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -45,11 +44,6 @@ PIN = re.compile(r"([\w.-]+)(?:\[[\w,-]+\])?==([\w.]+)")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 MIN_FREE_BYTES = GIB
 """The store's log and a batch of conversations fit; below it a full disk is near."""
-SAMPLE_BYTES = 64 * 1024**2
-SAMPLE_S = 0.5
-"""Bytes and seconds that the speed of the disk is measured with, at most."""
-SLOW_LOAD_S = 600.0
-"""Seconds of reading weights that are worth a warning; `engine_start_s` (1800 s) ends the start."""
 MAX_REMARKS = 5
 """Remarks about keys that one finding has."""
 REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "fuse.sshfs", "fuse.s3fs"})
@@ -137,26 +131,11 @@ def tensor_parallel(subject: Subject) -> Finding:
 
 
 def disk(subject: Subject) -> Finding:
-    """The room for the store, and the time that reading the weights takes."""
-    settings = subject.settings
-    free = psutil.disk_usage(str(nearest(settings.data_dir))).free
+    """The room for the store."""
+    folder = subject.settings.data_dir
+    free = psutil.disk_usage(str(nearest(folder))).free
     detail = f"{free / GIB:.1f} GiB free for the data directory"
-    if free < MIN_FREE_BYTES:
-        return failure(detail, f"make room on the disk of {settings.data_dir}")
-    folder = _folder_of(settings.model, subject) if settings.model and settings.engine == "sglang" else None
-    weights = [] if folder is None else _weights(folder)
-    if folder is None or not weights:
-        return ok(detail)
-    speed = _read_speed(weights)
-    load_s = _size(folder) / speed
-    detail = f"{detail}; weights are read at {speed / 1e6:.0f} MB/s, which takes {load_s:.0f} s"
-    limit_s = settings.engine_start_s
-    if limit_s and load_s > limit_s:
-        return failure(
-            f"{detail}; engine_start_s ends a start after {limit_s:g} s",
-            "copy the model to a local disk, or raise engine_start_s",
-        )
-    return warning(detail, "copy the model to a local SSD") if load_s > SLOW_LOAD_S else ok(detail)
+    return ok(detail) if free >= MIN_FREE_BYTES else failure(detail, f"make room on the disk of {folder}")
 
 
 def port(subject: Subject) -> Finding:
@@ -218,7 +197,7 @@ def prices(subject: Subject) -> Finding:
 
 
 def keys(subject: Subject) -> Finding:
-    """What keys name that is not there: models, prices for their budgets."""
+    """Remarks on the keys: models that are not there, budgets without prices."""
     folder = subject.settings.data_dir
     try:
         with opened(folder) as connection:
@@ -290,23 +269,6 @@ def _weights(model: Path) -> list[Path]:
 
 def _size(model: Path) -> int:
     return sum(file.stat().st_size for file in _weights(model))
-
-
-def _read_speed(files: list[Path]) -> float:
-    """Bytes per second of the disk, with what is cached of the file dropped before."""
-    largest = max(files, key=lambda file: file.stat().st_size)
-    descriptor = os.open(largest, os.O_RDONLY)
-    try:
-        os.posix_fadvise(descriptor, 0, SAMPLE_BYTES, os.POSIX_FADV_DONTNEED)
-        began_s, num_bytes = time.perf_counter(), 0
-        while num_bytes < SAMPLE_BYTES and time.perf_counter() - began_s < SAMPLE_S:
-            data = os.read(descriptor, 1024**2)
-            num_bytes += len(data)
-            if not data:
-                break
-        return max(1, num_bytes) / max(1e-6, time.perf_counter() - began_s)
-    finally:
-        os.close(descriptor)
 
 
 def _listener(port: int) -> int | None:

@@ -65,13 +65,13 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is checked: settings, environment and machine, whose `/` is `root`."""
+    """The subject of the checks: settings, environment and machine, whose `/` is `root`."""
 
     settings: Settings
     environ: Mapping[str, str]
     listing: Future[Gpus]
     starting: bool = False
-    """Whether a server is about to start: what another one has is then a failure."""
+    """A server is about to start: a port or store that another one has is then a failure."""
     root: Path = Path("/")
 
     @property
@@ -151,7 +151,7 @@ def _mib(number: str) -> int:
 
 
 def _visible(gpus: tuple[Gpu, ...], chosen: str | None) -> tuple[Gpu, ...]:
-    """Those of `CUDA_VISIBLE_DEVICES`; where that names them by UUID, as many of them."""
+    """The GPUs of `CUDA_VISIBLE_DEVICES`; where that names them by UUID, as many of them."""
     if chosen is None:
         return gpus
     names = [name.strip() for name in chosen.split(",") if name.strip()]
@@ -161,7 +161,7 @@ def _visible(gpus: tuple[Gpu, ...], chosen: str | None) -> tuple[Gpu, ...]:
 
 
 def torch_is_for_cpu() -> bool:
-    """Whether the installed torch is a CPU build; not imported, as that takes seconds."""
+    """True if the installed torch is a CPU build; not imported, as that takes seconds."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         return "+cpu" in metadata.version("torch")
     return False

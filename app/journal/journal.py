@@ -25,7 +25,7 @@ from app.journal.entry import JournalEntry
 from app.journal.history import LoadedTurn
 from app.journal.retention import Retention
 from app.journal.settlement import settlement_of
-from app.log import where
+from app.log import safe_traceback
 from app.metering.audit import LedgerAudit
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
@@ -232,7 +232,7 @@ class Journal:
             raise
         except Exception as exc:  # noqa: BLE001  # it must not hold up the others
             self._unsettled.pop(entry, None)
-            self._log.error("settlement_broke", request_id=entry.stream.request_id, error=where(exc))
+            self._log.error("settlement_broke", request_id=entry.stream.request_id, error=safe_traceback(exc))
 
     async def _write(self, entry: JournalEntry) -> None:
         stream = entry.stream
@@ -264,7 +264,7 @@ class Journal:
             except StorageUnavailable as error:
                 self._not_written(error)
             except Exception as exc:  # noqa: BLE001  # the next checkpoint must be written
-                self._log.error("checkpoint_broke", error=where(exc))
+                self._log.error("checkpoint_broke", error=safe_traceback(exc))
             else:
                 self._written_at_s = time.monotonic()
 

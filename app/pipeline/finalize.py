@@ -18,7 +18,7 @@ from structlog.typing import FilteringBoundLogger
 from app.errors import Draining, InternalError, ReplayExpired, ServingError, Unavailable
 from app.journal.entry import JournalEntry
 from app.journal.journal import Journal
-from app.log import where
+from app.log import safe_traceback
 from app.metering.limits import Lease
 from app.metering.traffic import Traffic
 from app.pipeline.engine_run import Suspended
@@ -84,7 +84,7 @@ class Finalizer:
             raise
         except Exception as exc:  # noqa: BLE001  # whatever it is, the client gets a truthful end
             trace.failed("internal_error")
-            self._log.error("pipeline_broke", request_id=stream.request_id, error=where(exc))
+            self._log.error("pipeline_broke", request_id=stream.request_id, error=safe_traceback(exc))
             broken = InternalError("The server failed to answer this request; it may be sent again.")
             self._fail(stream, session, broken)
         finally:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from structlog.typing import FilteringBoundLogger
 
 from app.core import ChatRequest, Counts, Prompt
-from app.log import where
+from app.log import safe_traceback
 from app.prefix_report.diff import TextDifference, similar, text_difference, tools_difference
 from app.prefix_report.series import (
     CAUSES,
@@ -114,7 +114,7 @@ class PrefixReport:
             seen = _Seen(request, prompt, counts.cached_tokens, salt, epoch, sent_s, now_s)
             self._saw(seen, SeriesKey(request.owner, key_id, request.model))
         except Exception as exc:  # noqa: BLE001  # a report is no reason to fail a request
-            self._log.error("prefix_report_broke", request_id=request.request_id, error=where(exc))
+            self._log.error("prefix_report_broke", request_id=request.request_id, error=safe_traceback(exc))
 
     def _saw(self, seen: _Seen, series_key: SeriesKey) -> None:
         stable = stable_of(seen.request.body)

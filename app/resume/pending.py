@@ -23,7 +23,7 @@ from app.errors import Conflict, Draining, NotFound, ServingError, StorageUnavai
 from app.journal.entry import JournalEntry
 from app.journal.journal import Journal, OnSettled
 from app.journal.reconcile import settle_open
-from app.log import where
+from app.log import safe_traceback
 from app.resume.snapshot import NotReadable, SuspendedRequest, pack, unpack
 from app.store import checkpoints, events, ledger, suspensions
 from app.store.batch import Unit
@@ -102,7 +102,7 @@ class Suspensions:
             assert entry.request_seq is not None
             await self._database.write(_suspension_of(entry, entry.request_seq, safety))
         except Exception as exc:  # noqa: BLE001  # whatever it is, the client gets a truthful end
-            self._log.error("not_suspended", request_id=stream.request_id, error=where(exc))
+            self._log.error("not_suspended", request_id=stream.request_id, error=safe_traceback(exc))
             stream.fail(Draining("The server stopped before the answer was complete; ask again."))
             self._journal.settle_later(entry, Draining.default_code)
         else:
@@ -134,7 +134,7 @@ class Suspensions:
         try:
             return stored.stream, await asyncio.to_thread(unpack, stored)
         except NotReadable as exc:
-            self._log.error("suspended_unreadable", request_id=request_id, error=where(exc))
+            self._log.error("suspended_unreadable", request_id=request_id, error=safe_traceback(exc))
             return stored.stream, None
 
     def touch(self, request_id: str) -> None:
@@ -184,7 +184,7 @@ class Suspensions:
             except StorageUnavailable as exc:
                 self._log.warning("suspended_not_settled", error=exc.code)
             except Exception as exc:  # noqa: BLE001  # those that expire later must be settled
-                self._log.error("suspensions_broke", error=where(exc))
+                self._log.error("suspensions_broke", error=safe_traceback(exc))
             await asyncio.sleep(PERIOD_S)
 
     async def expire(self) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from structlog.typing import FilteringBoundLogger
 
 from app.core import Key, Secret
-from app.log import where
+from app.log import safe_traceback
 from app.store.database import Database
 from app.store.keys import ID_CHARS, all_keys, version
 
@@ -94,7 +94,7 @@ class KeyTable:
             except Exception as exc:  # noqa: BLE001  # a revocation must be seen once the store can be read again
                 if not self._failing:
                     hint = "changes of keys are not seen meanwhile"
-                    self._log.error("keys_unreadable", error=where(exc), hint=hint)
+                    self._log.error("keys_unreadable", error=safe_traceback(exc), hint=hint)
                 self._failing = True
             else:
                 self._failing = False

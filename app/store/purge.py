@@ -22,7 +22,7 @@ from typing import TypeVar
 from structlog.typing import FilteringBoundLogger
 
 from app.errors import Conflict, StorageUnavailable
-from app.log import where
+from app.log import safe_traceback
 from app.store.batch import Unit
 from app.store.conversation_list import WIPED
 from app.store.conversations import no_conversation
@@ -114,7 +114,7 @@ class Purge:
             if postponed is not None:
                 self._log.warning(postponed, error=exc.code, reason=exc.message)
         except Exception as exc:  # noqa: BLE001  # the next one must be tried all the same
-            self._log.error(broke, error=where(exc))
+            self._log.error(broke, error=safe_traceback(exc))
         return 0
 
     async def once(self) -> int:

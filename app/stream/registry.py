@@ -15,7 +15,7 @@ from structlog.typing import FilteringBoundLogger
 
 from app.core import ANY_BODY, ChatRequest, IdempotencyKey
 from app.errors import Conflict, Draining, InternalError, Unavailable
-from app.log import where
+from app.log import safe_traceback
 from app.settings import Settings
 from app.stream.reader import Reader
 from app.stream.ring import Ring
@@ -140,7 +140,7 @@ class StreamRegistry:
             self.stop_waiting()
         del self._live[stream.request_id]
         if not task.cancelled() and (exc := task.exception()) is not None:
-            self._log.error("generation_broke", request_id=stream.request_id, error=where(exc))
+            self._log.error("generation_broke", request_id=stream.request_id, error=safe_traceback(exc))
         if isinstance(stream.error, Unavailable | InternalError):
             self._free_key(stream)  # its error asks the caller to send the request again
         if stream.refused or stream.suspended:
@@ -266,7 +266,7 @@ class StreamRegistry:
                 await self._look_after_readers(loop.time())
                 self._forget_old(loop.time())
             except Exception as exc:  # noqa: BLE001  # heartbeats and retention must continue
-                self._log.error("ticker_broke", error=where(exc))
+                self._log.error("ticker_broke", error=safe_traceback(exc))
 
     async def _look_after_readers(self, now_s: float) -> None:
         """Wake silent readers for a heartbeat, and disconnect stalled readers.

@@ -25,7 +25,7 @@ from app.errors import ServingError
 from app.intake.json_body import parse_body
 from app.metering.pricing import PriceTable
 from app.safety.policies import policy_file
-from app.safety.text.escapes import undone
+from app.safety.text.escapes import unescape
 from app.safety.text.hard_list import HardList
 from app.safety.text.normalize import views
 from app.settings import SettingsError, load, table
@@ -149,7 +149,7 @@ ESCAPED = st.text(alphabet='\\u0041dD89abn"/x', max_size=60) | st.text(max_size=
 @given(ESCAPED)
 def test_any_json_text_is_unescaped(text: str):
     """Escapes are read, and what may go on with the next token is left over."""
-    read, rest = undone(text)
+    read, rest = unescape(text)
     assert text.endswith(rest)
     assert len(read) <= len(text)
 

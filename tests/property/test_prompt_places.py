@@ -26,7 +26,7 @@ from app.api.schema.messages import ROLES
 from app.api.schema.parameters import PARAMETERS
 from app.engine.remote.model import Facts
 from app.safety.guard.reading import turns_for
-from app.safety.text.escapes import undone
+from app.safety.text.escapes import unescape
 from app.safety.text.turns import conversation_of, read_request
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("default")]
@@ -197,7 +197,7 @@ def rendered(chat: Any, body: dict[str, Any]) -> str:
     internal, _ = chat._convert_to_internal_request(request)
     tokenizer = chat.tokenizer_manager.tokenizer
     prompt: str = internal.text or tokenizer.decode(internal.input_ids, skip_special_tokens=False)
-    return f"{prompt}\n{undone(prompt)[0]}"
+    return f"{prompt}\n{unescape(prompt)[0]}"
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))

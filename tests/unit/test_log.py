@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from app.log import where
+from app.log import safe_traceback
 
 SECRET = "the words of a prompt"  # not a password
 
@@ -44,6 +44,6 @@ def test_where_names_type_and_code():
     try:
         int(SECRET)
     except ValueError as exc:
-        told = where(exc)
+        told = safe_traceback(exc)
     assert told.startswith("ValueError at test_log.py:")
     assert SECRET not in told

@@ -20,7 +20,7 @@ from structlog.typing import FilteringBoundLogger
 
 from app.errors import InternalError, MethodNotAllowed, NotFound, RateLimited, ServingError
 from app.intake.scope import CONNECTION, KEY_ID, OWNER, RESPONSE_HEADERS, STREAM_ID
-from app.log import where
+from app.log import safe_traceback
 
 LOG_LINES = 10
 """Lines that are written of each `LOG_WINDOW_S`; enough to see what a client does wrong."""
@@ -124,7 +124,7 @@ class ErrorMiddleware:
         except ClientDisconnect:
             return
         except Exception as exc:
-            self._log.error("request_broke", path=scope.get("path"), error=where(exc))
+            self._log.error("request_broke", path=scope.get("path"), error=safe_traceback(exc))
             if scope["type"] != "http":
                 raise
             if _ANSWERED not in scope:  # the response had begun: cut it, so that the client sees it broke

@@ -26,11 +26,11 @@ class Models(NamedTuple):
     sure_below: float = 0.0
     """Below this harm the n-grams alone let a prompt pass; see PromptScreen."""
     evidence: Callable[[str], Sequence[Evidence]] = lambda _text: ()
-    """What each word of a text adds to the n-grams' logit of harm."""
+    """Gives the words of a text, and the part of each in the n-grams' logit of harm."""
     examiner: ExaminesAnswers | None = None
     """What reads an answer that `answers` suspects."""
     parts: Callable[[str], Mapping[str, float]] = lambda _text: {}
-    """What each model of `prompts` alone makes of a text: its name, and its logit of harm."""
+    """Gives the logit of harm of a text by each model of `prompts` alone, by the model's name."""
 
 
 def load(directory: Path = MODELS) -> Models:

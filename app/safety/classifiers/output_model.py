@@ -31,7 +31,7 @@ STEP_BYTES = 12
 AGAIN = 0.5
 """Weight of an n-gram that occurred before in the answer."""
 PRIOR = 1.0
-"""What a prompt of harm 1 adds to the logit of its answer."""
+"""The part of a prompt of harm 1 in the logit of its answer."""
 
 _LONGEST_WORD = 64
 _REMEMBERED = 4096  # n-grams of an answer that are known again; then it forgets them all
@@ -61,9 +61,9 @@ def plain_bytes(text: str) -> bytes:
 
 
 class Grams:
-    """The n-grams of a text that comes in pieces, as places in the table.
+    """The n-grams of a text that is read in pieces, as places in the table.
 
-    A word counts once the byte after it has come; one of more than 64 bytes is cut.
+    A word counts once the byte after it was read; one of more than 64 bytes is cut.
     """
 
     __slots__ = ("_last", "_word")
@@ -104,7 +104,7 @@ class Answer:
         """The harm score as of now, calibrated."""
 
     def feed(self, text: str) -> float:
-        """The harm score, 0 to 1, now that `text` has come; of several steps the highest of two in a row."""
+        """The harm score, 0 to 1, with `text` at the end; of several steps the highest of two in a row."""
         data = plain_bytes(text)
         if len(data) <= STEP_BYTES:
             self._step(data)
@@ -199,7 +199,7 @@ class OutputModel:
         return self._slope * total + self._intercept
 
     def likely(self, places: list[int]) -> list[float]:
-        """How likely each category is beside the likeliest, which has 1, by the n-grams at these places."""
+        """The likelihood of each category relative to the likeliest, by the n-grams at these places."""
         at = np.array(places, np.intp) & ((1 << CATEGORY_BITS) - 1)
         sums = self._categories[:, at].sum(axis=1, dtype=np.int64) * self._category_scale
         logits = sums / math.sqrt(max(len(places), 1)) + self._offsets

@@ -24,16 +24,16 @@ from app.safety.screens.prompt_screen import PromptScreen
 from app.safety.text.hard_list import compiled
 from app.safety.text.strings import message_text
 from app.safety.text.turns import Message, Read, Turns, read_request, slices, text_of
-from app.safety.verdict import ACTIONS, Action, Scores, Stage, Verdict, highest, judged, stricter
+from app.safety.verdict import ACTIONS, Action, Verdict, highest, judged, stricter
 
 MAX_CHARS = 20_000
 """Characters of a text that is explained."""
 MAX_PIECES = 40
 """Sentences; where there are more, neighbours count as one."""
 LEVELS = 3
-"""How often the sentences of neighbours that decide are looked at one by one."""
+"""Rounds in which the sentences of neighbours that decide are tried one by one."""
 MAX_PIECES_OF_LONG = 24
-"""The same of a text over LONG_CHARS, each look at which takes the n-grams several milliseconds."""
+"""Sentences of a text over LONG_CHARS, which the n-grams read for several milliseconds each time."""
 LONG_CHARS = 4_000
 TRIES = 3
 """Runs of a length that the screen reads the text without."""
@@ -57,69 +57,46 @@ class JudgedText(NamedTuple):
     verdict: Verdict
 
 
-class Explanation(NamedTuple):
-    """The verdict of the enforced policy on a request, and what it comes from."""
-
-    verdict: Verdict
-    classified: Verdict
-    """The verdict without the policy's `allow`."""
-    texts: Sequence[JudgedText]
-    """All that was read, what decides first; the following is of that one."""
-    ngrams: Scores
-    full: Scores
-    parts: Mapping[str, float]
-    """What each model alone makes of it: its name and its logit of harm."""
-    span: Span | None
-    """The sentences that decide; None where nothing was decided."""
-    words: Sequence[tuple[str, float]]
-    """The words that add most to the n-grams' logit of harm, and how much."""
-    policies: Mapping[str, Action | None]
-    """What each policy does about the request."""
-    allowed_by: Sequence[int]
-    """The numbers of the entries of `allow` that speak for a user's message."""
-    sha256: str
-    """The digest of the newest user's message, as an entry of `allow` has it."""
-    in_hard_list: bool
-    """Whether a span of the hard list is in any text."""
-    num_read: int
-    """How often the screen has read a text or a request for this."""
-
-
 async def explain(
     body: Mapping[str, Any], policy: Policy, screen: PromptScreen, models: Models
-) -> Explanation:
+) -> dict[str, Any]:
     """Explain a request, of which only the messages are needed, under a policy, enforced.
 
-    Raises ValueError where a text of it has over MAX_CHARS.
+    The explanation is what `tokenring safety explain --json` prints: the verdict; as `classified` the verdict
+    without the policy's `allow`; all texts, what decides first; and of that text span, scores and words.
+    Raises ValueError where a text of the request has over MAX_CHARS.
     """
-    policy = policy.enforced
+    enforced = policy.enforced
     turns = read_request(body)
     _check_length(turns)
-    judge = _Judge(policy, screen)
+    judge = _Judge(enforced, screen)
     verdict = await judge(turns)
-    classified = verdict if verdict.lifted is None else await judge(_as_refused(turns))
+    classified = verdict if verdict.lifted is None else await judge(_without_allow(turns))
     texts = await _judged_apart(body, turns, classified, judge)
     _, read, alone = texts[0]
     span = None
     if alone.action is not None:
         span = await _deciding(read, alone, judge, lambda rest: _ngram_harm(rest, models))
     users = [text_of(message.get("content")) for message in body["messages"] if message.get("role") == "user"]
+    allowed_by = sorted({number for user in users for number in policy.allow.rest(user).entries})
     hard_list = compiled(policy.hard_list)
-    return Explanation(
-        verdict=verdict,
-        classified=classified,
-        texts=texts,
-        ngrams=_scores_of(alone, "ngrams"),
-        full=_scores_of(alone, "encoder"),
-        parts=models.parts(read.text),
-        span=span,
-        words=[(words, logit) for words, logit in models.evidence(read.text)[:WORDS] if logit > 0],
-        policies={name: _done(each, classified, verdict) for name, each in policies(policy).items()},
-        allowed_by=sorted({number for user in users for number in policy.allow.rest(user).entries}),
-        sha256=digest_of(users[-1] if users else ""),
-        in_hard_list=hard_list is not None and any(hard_list.found_in(each.read.text) for each in texts),
-        num_read=judge.num_read,
-    )
+    words = [(words, logit) for words, logit in models.evidence(read.text)[:WORDS] if logit > 0]
+    return {
+        "object": "safety.explanation",
+        **verdict_as_json(verdict),
+        "lifted": verdict.lifted,
+        "classified": verdict_as_json(classified),
+        "policy_hash": policy.hash,
+        "texts": [_text_as_json(*each) for each in texts],
+        "span": span and {"start": span.start, "end": span.end, "text": read.text[span.start : span.end]},
+        "scores": _scores_as_json(alone, enforced),
+        "models": {name: round(logit, 3) for name, logit in models.parts(read.text).items()},
+        "words": [{"words": words, "logit": round(logit, 3)} for words, logit in words],
+        "hard_list": hard_list is not None and any(hard_list.found_in(each.read.text) for each in texts),
+        "allow": [{"entry": number, "reason": policy.allow.entry(number).reason} for number in allowed_by],
+        "sha256": digest_of(users[-1] if users else ""),
+        "policies": {name: _done(each, classified, verdict) for name, each in policies(enforced).items()},
+    }
 
 
 def sentences(text: str) -> list[Span]:
@@ -138,48 +115,8 @@ def joined(spans: Sequence[Span], limit: int) -> list[Span]:
     return spans
 
 
-def as_json(explanation: Explanation, policy: Policy) -> dict[str, Any]:
-    """The explanation as `tokenring safety explain --json` prints it."""
-    verdict, span, enforced = explanation.verdict, explanation.span, policy.enforced
-    text = explanation.texts[0].read.text
-    return {
-        "object": "safety.explanation",
-        **_verdict_as_json(verdict),
-        "lifted": verdict.lifted,
-        "classified": _verdict_as_json(explanation.classified),
-        "policy_hash": policy.hash,
-        "texts": [
-            {
-                "name": name,
-                "weight": round(read.weight, 4),
-                "watch_only": read.watch,
-                **_verdict_as_json(alone),
-            }
-            for name, read, alone in explanation.texts
-        ],
-        "span": span and {"start": span.start, "end": span.end, "text": text[span.start : span.end]},
-        "scores": {
-            c: {
-                "name": name_of(c),
-                "ngrams": round(explanation.ngrams.get(c, 0.0), 4),
-                "full": round(explanation.full.get(c, 0.0), 4),
-                "thresholds": {a: round(at, 4) for a, at in enforced.prompt_thresholds(c).items()},
-            }
-            for c in CATEGORIES
-        },
-        "models": {name: round(logit, 3) for name, logit in explanation.parts.items()},
-        "words": [{"words": words, "logit": round(logit, 3)} for words, logit in explanation.words],
-        "hard_list": explanation.in_hard_list,
-        "allow": [
-            {"entry": number, "reason": policy.allow.entry(number).reason}
-            for number in explanation.allowed_by
-        ],
-        "sha256": explanation.sha256,
-        "policies": dict(explanation.policies),
-    }
-
-
-def _verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+    """The part of a verdict that every command prints."""
     return {
         "action": verdict.action,
         "category": verdict.category,
@@ -190,18 +127,37 @@ def _verdict_as_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-class _Judge:
-    """The verdict on what is read of a request, and how many were asked for."""
+def _text_as_json(name: str, read: Read, alone: Verdict) -> dict[str, Any]:
+    weight = round(read.weight, 4)
+    return {"name": name, "weight": weight, "watch_only": read.watch, **verdict_as_json(alone)}
 
-    def __init__(self, policy: Policy, screen: PromptScreen) -> None:
-        self._policy = policy
-        self._screen = screen
-        self.num_read = 0
+
+def _scores_as_json(verdict: Verdict, policy: Policy) -> dict[str, Any]:
+    """The scores of each category by n-grams and by all classifiers, and the policy's thresholds."""
+    ngrams, full = (
+        highest(*(reading.scores for reading in verdict.readings if reading.stage == stage))
+        for stage in ("ngrams", "encoder")
+    )
+    return {
+        c: {
+            "name": name_of(c),
+            "ngrams": round(ngrams.get(c, 0.0), 4),
+            "full": round(full.get(c, 0.0), 4),
+            "thresholds": {action: round(at, 4) for action, at in policy.prompt_thresholds(c).items()},
+        }
+        for c in CATEGORIES
+    }
+
+
+class _Judge(NamedTuple):
+    """Gives the verdict on what is read of a request."""
+
+    policy: Policy
+    screen: PromptScreen
 
     async def __call__(self, turns: Turns) -> Verdict:
-        self.num_read += 1
-        first = self._screen.ngram_verdict(turns, self._policy)
-        return stricter(first, await self._screen.full_verdict(turns, self._policy))
+        first = self.screen.ngram_verdict(turns, self.policy)
+        return stricter(first, await self.screen.full_verdict(turns, self.policy))
 
 
 def _check_length(turns: Turns) -> None:
@@ -210,8 +166,8 @@ def _check_length(turns: Turns) -> None:
         raise ValueError(f"the text has {longest:,} characters, and at most {MAX_CHARS:,} are explained")
 
 
-def _as_refused(turns: Turns) -> Turns:
-    """The same as the classifiers read them, whatever the operator allows."""
+def _without_allow(turns: Turns) -> Turns:
+    """The turns as the classifiers read them, whatever the operator allows."""
     return turns._replace(edited=lambda _edit: None)
 
 
@@ -236,7 +192,7 @@ def _alone(read: Read) -> Turns:
 
 
 def _name(text: str, messages: Sequence[Message]) -> str:
-    """Which messages a text is of: one, several as one text, or none, but what stands beside them."""
+    """The messages that a text is of: one, several as one text, or none, but what stands beside them."""
     numbered = list(enumerate(messages, start=1))
     for number, message in numbered:
         if text in (message_text(message), text_of(message.get("content"))):
@@ -246,12 +202,8 @@ def _name(text: str, messages: Sequence[Message]) -> str:
     return f"messages {', '.join(inside)} as one text" if inside else "what stands beside the messages"
 
 
-def _scores_of(verdict: Verdict, stage: Stage) -> Scores:
-    return highest(*(reading.scores for reading in verdict.readings if reading.stage == stage))
-
-
 def _done(policy: Policy, classified: Verdict, verdict: Verdict) -> Action | None:
-    """What a policy does; if `allow` lifted the refusal here, it does so there too, where it may."""
+    """The action of a policy; if `allow` lifted the refusal here, it does so there too, where it may."""
     whole = judged(policy, classified.readings)
     if verdict.lifted is None or whole.enforced != "block":
         return whole.action

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MIN_FPR = 0.001
-"""Where the logarithmic axis begins; what is below stands there."""
+"""The beginning of the logarithmic axis; lower rates stand there."""
 _WIDTH_IN, _MIN_HEIGHT_IN, _SOURCE_IN = 11.0, 4.4, 0.24
 _NAME_CHARS = 28
 _RATES = (("recall", RED, -1), ("fpr", BLUE, 1))

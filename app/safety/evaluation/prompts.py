@@ -1,4 +1,4 @@
-"""How well the screens tell harmful texts from benign ones: rows with labels in, figures out.
+"""Figures of how well the screens separate harmful texts from benign ones, by labelled rows.
 
 A row is a JSON object of a line: `text`, `label` (1 harmful, 0 benign), and if they are known `category`
 and `source`. The score of a text is the highest of its categories, which is one scale over all of them.
@@ -10,9 +10,9 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from app.safety.verdict import Action
 from app.settings import SettingsError
 
 TARGETS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1)
-"""False positive rates at which recall is told, by thresholds on the benign rows at hand."""
+"""False positive rates at which recall is given, by thresholds on the benign rows at hand."""
 UNKNOWN = "unknown"
 _Z = 1.959964
 
@@ -72,7 +72,9 @@ def read(paths: Iterable[Path], kind: str = "prompt") -> Rows:
             elif entry.get("kind", kind) != kind:
                 skipped[f"no {kind}"] += 1
             else:
-                rows.append(Row(text, label == 1, _category(entry), str(entry.get("source") or path.name)))
+                category = str(entry.get("category") or UNKNOWN)
+                source = str(entry.get("source") or path.name)
+                rows.append(Row(text, label == 1, CODE_OF.get(category, category), source))
     return Rows(rows, skipped)
 
 
@@ -103,21 +105,20 @@ def report(judged: Sequence[Judged], timed: tuple[str, str] = ("fast", "full")) 
 
 def figures(judged: Sequence[Judged]) -> dict[str, Any]:
     """Counts; recall and false positive rate as the policy acts, and over all thresholds."""
-    harmful = sorted(each.score for each in judged if each.row.harmful)
-    benign = sorted(each.score for each in judged if not each.row.harmful)
-    report: dict[str, Any] = {"harmful": len(harmful), "benign": len(benign)}
+    harmful = sum(each.row.harmful for each in judged)
+    benign = len(judged) - harmful
+    report: dict[str, Any] = {"harmful": harmful, "benign": benign}
     for name, actions in (("blocked", ("block",)), ("watched", ("block", "watch"))):
         acted = [each for each in judged if each.action in actions]
         hits = sum(each.row.harmful for each in acted)
         report[name] = {
-            "recall": rate(hits, len(harmful)),
-            "fpr": rate(len(acted) - hits, len(benign)),
+            "recall": rate(hits, harmful),
+            "fpr": rate(len(acted) - hits, benign),
         }
-    report["auc"] = _rounded(auc(harmful, benign))
-    report["ap"] = _rounded(average_precision(harmful, benign))
-    report["recall_at_fpr"] = {
-        str(target): _rounded(recall_at(harmful, benign, target)) for target in TARGETS
-    }
+    above = counts(judged)
+    report["auc"] = round(auc(above), 4) if above else None
+    report["ap"] = round(average_precision(above), 4) if above else None
+    report["recall_at_fpr"] = {str(t): round(recall_at(above, t), 4) if above else None for t in TARGETS}
     return report
 
 
@@ -135,54 +136,38 @@ def rate(hits: int, of: int) -> dict[str, float] | None:
     }
 
 
-def auc(harmful: Sequence[float], benign: Sequence[float]) -> float | None:
-    """The chance that a harmful text scores above a benign one, ties counting half. Both are sorted."""
-    if not harmful or not benign:
-        return None
-    won = sum(bisect_left(benign, p) + _right(benign, p) for p in harmful)
-    return won / (2 * len(harmful) * len(benign))
+def counts(judged: Sequence[Judged]) -> list[tuple[int, int]]:
+    """Benign and harmful rows above every threshold, the strictest first; empty without both kinds."""
+    totals: dict[float, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for each in judged:
+        benign, harmful = totals[each.score]
+        totals[each.score] = (benign + (not each.row.harmful), harmful + each.row.harmful)
+    steps = [totals[score] for score in sorted(totals, reverse=True)]
+    above = list(accumulate(steps, lambda a, b: (a[0] + b[0], a[1] + b[1]), initial=(0, 0)))
+    return above if min(above[-1]) else []
 
 
-def average_precision(harmful: Sequence[float], benign: Sequence[float]) -> float | None:
-    """The mean precision over the ranks of the harmful texts; equal scores are one rank. Both are sorted."""
-    if not harmful or not benign:
-        return None
-    total = 0.0
-    for p in harmful:
-        above = len(harmful) - bisect_left(harmful, p)
-        total += above / (above + len(benign) - bisect_left(benign, p))
-    return total / len(harmful)
+def auc(above: Sequence[tuple[int, int]]) -> float:
+    """The chance that a harmful text scores above a benign one, ties counting half; of `counts`."""
+    benign, harmful = above[-1]
+    return sum((b2 - b1) * (h1 + h2) for (b1, h1), (b2, h2) in pairwise(above)) / (2 * benign * harmful)
 
 
-def recall_at(harmful: Sequence[float], benign: Sequence[float], fpr: float) -> float | None:
-    """The share of harmful texts above the score that at most that share of benign ones is above."""
-    if not harmful or not benign:
-        return None
-    allowed = int(fpr * len(benign) + 1e-9)
-    threshold = benign[len(benign) - 1 - allowed] if allowed < len(benign) else -1.0
-    return (len(harmful) - _right(harmful, threshold)) / len(harmful)
+def average_precision(above: Sequence[tuple[int, int]]) -> float:
+    """The mean precision over the ranks of the harmful texts; equal scores are one rank."""
+    return sum((h2 - h1) * h2 / (h2 + b2) for (_, h1), (b2, h2) in pairwise(above)) / above[-1][1]
+
+
+def recall_at(above: Sequence[tuple[int, int]], fpr: float) -> float:
+    """The share of harmful texts above the score that at most this share of benign ones is above."""
+    benign, harmful = above[-1]
+    return max(h for b, h in above if b <= fpr * benign + 1e-9) / harmful
 
 
 def roc(judged: Sequence[Judged]) -> list[tuple[float, float]]:
     """False positive rate and recall at every threshold, the strictest first; empty without both kinds."""
-    harmful = sum(each.row.harmful for each in judged)
-    benign = len(judged) - harmful
-    if not harmful or not benign:
-        return []
-    points: list[tuple[float, float]] = []
-    hits, alarms, last = 0, 0, math.inf
-    for each in sorted(judged, key=lambda each: -each.score):
-        if each.score != last:
-            points.append((alarms / benign, hits / harmful))
-            last = each.score
-        hits += each.row.harmful
-        alarms += not each.row.harmful
-    return [*points, (1.0, 1.0)]
-
-
-def _right(ordered: Sequence[float], value: float) -> int:
-    """How many are at most `value`."""
-    return bisect_left(ordered, math.nextafter(value, math.inf))
+    above = counts(judged)
+    return [(b / above[-1][0], h / above[-1][1]) for b, h in above]
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
@@ -192,15 +177,6 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
         name: round(ordered[min(int(q * len(ordered)), len(ordered) - 1)], 3) if ordered else 0.0
         for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
     }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
-
-
-def _category(entry: Mapping[str, Any]) -> str:
-    name = str(entry.get("category") or UNKNOWN)
-    return CODE_OF.get(name, name)
 
 
 def _order(category: str) -> tuple[int, str]:

@@ -27,11 +27,11 @@ _DARK = {
     AMBER: "#e3b341",
     _PAGE: "#161b22",
 }
-"""What each colour is on a dark page; a figure uses no others."""
+"""The colours on a dark page; a figure uses no others."""
 
 
 def is_available() -> bool:
-    """Whether matplotlib is installed."""
+    """True if matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

@@ -24,7 +24,7 @@ RECORDED = "recorded"
 """The name of what the policy said when the record was made."""
 _NONE = "none"
 Judges = Callable[[SafetyRecord], tuple[Action | None, str | None]]
-"""What is made of a record, and by which category."""
+"""Gives the action on a record, and the category that decides it."""
 
 
 def policies(policy: Policy) -> dict[str, Policy]:
@@ -34,13 +34,13 @@ def policies(policy: Policy) -> dict[str, Policy]:
 
 
 def as_recorded(record: SafetyRecord) -> tuple[Action | None, str | None]:
-    """What the policy in force said, whether it acted or observed."""
+    """The verdict of the policy in force, enforced or observed."""
     action: Any = record.action
     return action, record.category
 
 
 def by_policy(policy: Policy) -> Judges:
-    """What a policy does; of one that observes, only where it acts all the same."""
+    """The actions of a policy; of one that observes, only where it acts all the same."""
 
     def judges(record: SafetyRecord) -> tuple[Action | None, str | None]:
         stages: Any = [stage for stage, *_ in record.readings]
@@ -62,7 +62,7 @@ def by_policy(policy: Policy) -> Judges:
 
 
 class Tally:
-    """What would have become of the texts that are counted together."""
+    """Counts of actions on texts."""
 
     def __init__(self) -> None:
         self.prompts: Counter[str] = Counter()
@@ -108,7 +108,7 @@ def report(
     judges: Mapping[str, Judges],
     under: str,
 ) -> dict[str, Any]:
-    """What each judge made of the records, and by GROUPINGS what the judge named `under` did."""
+    """The actions of each judge on the records, and by GROUPINGS those of the judge named `under`."""
     overall: dict[str, Tally] = {name: Tally() for name in judges}
     groups: dict[str, dict[str, Tally]] = {name: defaultdict(Tally) for name in GROUPINGS}
     num_records = 0
@@ -118,7 +118,7 @@ def report(
             action, category = judge(record)
             overall[name].add(record, action)
             if name == under and action is not None:
-                for grouping, value in _groups(record, category).items():
+                for grouping, value in {"category": category or _NONE, **_groups(record)}.items():
                     groups[grouping][value].add(record, action)
     texts = _texts(totals)
     everything: Mapping[str, int] = texts["all"].get("", Counter())
@@ -132,30 +132,17 @@ def report(
     }
 
 
-def _groups(record: SafetyRecord, category: str | None) -> dict[str, str]:
-    return {
-        "category": category or _NONE,
-        "key": record.key_id,
-        "length": record.length,
-        "role": record.role,
-        "script": record.script,
-        "day": _day(record.day),
-    }
+def _groups(of: SafetyRecord | Total) -> dict[str, str]:
+    """The values of all groupings but the category."""
+    day = f"{of.day // 10_000:04}-{of.day // 100 % 100:02}-{of.day % 100:02}"
+    return {"key": of.key_id, "length": of.length, "role": of.role, "script": of.script, "day": day}
 
 
 def _texts(totals: Mapping[Total, int]) -> dict[str, dict[str, Counter[str]]]:
-    """How many prompts and answers there were, by grouping and value."""
+    """The number of prompts and of answers, by grouping and value."""
     texts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for total, number in totals.items():
-        values = {
-            "all": "",
-            "key": total.key_id,
-            "length": total.length,
-            "role": total.role,
-            "script": total.script,
-            "day": _day(total.day),
-        }
-        for grouping, value in values.items():
+        for grouping, value in {"all": "", **_groups(total)}.items():
             texts[grouping][value][total.subject] += number
     return texts
 
@@ -169,20 +156,8 @@ def _entries(
     """An entry for each value; of categories those alone that decided, as a share of all texts."""
     if grouping == "category":
         order: Sequence[str] = [code for code in (*BY_CODE, _NONE) if code in tallies]
-        return [{"value": code, "name": _title(code), **tallies[code].as_json(everything)} for code in order]
+        names = {_NONE: "hard list or earlier turns"} | {code: name_of(code) for code in BY_CODE}
+        return [{"value": code, "name": names[code], **tallies[code].as_json(everything)} for code in order]
     of = texts.get(grouping, {})
-    values = sorted({*of, *tallies}, key=_order)
+    values = sorted({*of, *tallies}, key=lambda value: (value in LENGTHS and LENGTHS.index(value), value))
     return [{"value": value, **tallies.get(value, Tally()).as_json(of.get(value, {}))} for value in values]
-
-
-def _order(value: str) -> tuple[int, str]:
-    """Lengths go by how long they are, all else by name."""
-    return (LENGTHS.index(value), value) if value in LENGTHS else (0, value)
-
-
-def _title(code: str) -> str:
-    return name_of(code) if code in BY_CODE else "hard list or earlier turns"
-
-
-def _day(day: int) -> str:
-    return f"{day // 10_000:04}-{day // 100 % 100:02}-{day % 100:02}"

@@ -11,17 +11,7 @@ from app.safety.text.turns import Message, text_of
 from app.safety.verdict import Scores, highest
 
 _OVERLAP_CHARS = 200
-_MARKS = (
-    "<|",
-    "<start_of_",
-    "<end_of_",
-    "<BEGIN ",
-    "<END ",
-    "<bos>",
-    "<eos>",
-    "<think>",
-    "</think>",
-)
+_MARKS = ("<|", "<start_of_", "<end_of_", "<BEGIN ", "<END ", "<bos>", "<eos>", "<think>", "</think>")
 
 Entry = Mapping[str, Any]
 """An entry of OpenAI's `logprobs.content`."""
@@ -56,22 +46,13 @@ def turns_for(conversation: Sequence[Message], *, whole: bool) -> list[dict[str,
 def fitted(turns: list[dict[str, str]], room_chars: int) -> Iterator[list[dict[str, str]]]:
     """`turns` within `room_chars`: without the oldest, and a last one that is too long in slices."""
     context, last = turns[:-1], turns[-1]
-    while context and _chars(context) + len(last["content"]) > room_chars:
+    while context and sum(len(turn["content"]) for turn in turns[-len(context) - 1 :]) > room_chars:
         context = context[2:] if len(context) > 1 else []
     if not context and last["role"] == "assistant":
         context = [{"role": "user", "content": "…"}]  # the formats have no answer without a question
-    for piece in _slices(last["content"], room_chars):
-        yield [*context, {"role": last["role"], "content": piece}]
-
-
-def _chars(turns: Sequence[Mapping[str, str]]) -> int:
-    return sum(len(turn["content"]) for turn in turns)
-
-
-def _slices(text: str, size: int) -> Iterator[str]:
-    yield text[:size]
-    for start in range(size, len(text), size - _OVERLAP_CHARS):
-        yield text[start - _OVERLAP_CHARS : start - _OVERLAP_CHARS + size]
+    text = last["content"]
+    for start in range(0, max(len(text) - _OVERLAP_CHARS, 1), room_chars - _OVERLAP_CHARS):
+        yield [*context, {"role": last["role"], "content": text[start : start + room_chars]}]
 
 
 def defused(text: str) -> str:
@@ -82,7 +63,7 @@ def defused(text: str) -> str:
 
 
 def settled(form: GuardFormat, text: str) -> bool:
-    """Whether the verdict is the harmless word, after which no label can follow."""
+    """True if the verdict is the harmless word, after which no label can follow."""
     harmless = next(iter(form.weights))
     answer = text.strip().casefold()
     return any(answer == f"{lead} {harmless}".strip().casefold() for lead in form.leads)
@@ -92,14 +73,14 @@ def scored(form: GuardFormat, question: Question, entries: Sequence[Entry], text
     """The scores in one answer. Raises Unreadable."""
     p = probability(form, entries)
     if p is None:
-        p = _spoken(form, text)
+        p = _by_word(form, text)
     if question.label is None:
         return dict.fromkeys(form.names(text) or [ANY], p)
     return {form.labels[question.label]: p}
 
 
 def probability(form: GuardFormat, entries: Sequence[Entry]) -> float | None:
-    """How probable harm is where the model said its verdict; None without log probabilities of it.
+    """The probability of harm at the model's verdict; None without log probabilities of it.
 
     By the first token of each verdict, as the model cards do: the share that each has of what all
     of them have together, weighted.
@@ -128,15 +109,16 @@ def _mass(form: GuardFormat, entry: Entry) -> dict[str, float]:
 def _word(form: GuardFormat, token: str) -> str | None:
     """The verdict that `token` begins, when it can be only one."""
     start = token.strip().casefold()
-    matching = [w for w in form.weights if start and (w.startswith(start) or _leads(w, start))]
+    matching = [
+        word
+        for word in form.weights
+        if start
+        and (word.startswith(start) or (start.startswith(word) and not start[len(word) :][:1].isalpha()))
+    ]
     return matching[0] if len(matching) == 1 else None
 
 
-def _leads(word: str, text: str) -> bool:
-    return text.startswith(word) and not text[len(word) :][:1].isalpha()
-
-
-def _spoken(form: GuardFormat, text: str) -> float:
+def _by_word(form: GuardFormat, text: str) -> float:
     """The harm by the verdict's word alone, 0 to 1. Raises Unreadable if there is no verdict."""
     answer = text.strip()
     for lead in form.leads:

@@ -20,7 +20,7 @@ from app.safety.text.turns import Message
 from app.safety.verdict import Policed, Reading, Scores, ScreenFailed, Verdict, judged
 
 TIMEOUT_S = 5.0
-"""How long the first release may wait for a verdict; a 1B model on a GPU takes some 30 ms."""
+"""Seconds that the first release may wait for a verdict; a 1B model on a GPU takes some 30 ms."""
 TOP_LOGPROBS = 20
 TEMPLATE_TOKENS = 700
 """Kept free for a format's own words: the longest, Qwen3Guard's, has 2,000 characters."""
@@ -48,7 +48,7 @@ class Guard:
         self._unwanted: set[str] = set()
 
     async def score(self, conversation: Sequence[Message]) -> Scores:
-        """How harmful the last turn is, by category: of a prompt, or of an answer to it.
+        """The scores of the last turn by category, a prompt or an answer to it.
 
         All questions are asked at once. A turn longer than the model's context is asked about in
         slices. Raises GuardFailed.
@@ -182,5 +182,5 @@ class GuardTier:
         return verdict
 
     async def aclose(self) -> None:
-        """See Guard.aclose."""
+        """Stop what the guard is still asked."""
         await self._guard.aclose()

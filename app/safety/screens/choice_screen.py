@@ -15,7 +15,7 @@ from app.core import Counts, Delta, FinishReason
 from app.safety.screens.heard_text import HeardText
 from app.safety.screens.span_reader import Position, SpanReader
 from app.safety.screens.stream_terms import Suspicion, Terms
-from app.safety.text.escapes import undone
+from app.safety.text.escapes import unescape
 from app.safety.verdict import Scores, Verdict
 from app.safety.verdict import harm as harm_of
 
@@ -126,7 +126,7 @@ class ChoiceScreen:
         if tool is not None and tool.name:
             self._unread += f"{tool.name}\n"
         if self._pending or "\\" in text or "&" in text:
-            text, self._pending = undone(self._pending + text)
+            text, self._pending = unescape(self._pending + text)
         self._unread += text
         if delta.finish_reason is not None:
             self._unread, self._pending = self._unread + self._pending, ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from app.safety.text.escapes import TRIGGERS, undone
+from app.safety.text.escapes import TRIGGERS, unescape
 from app.safety.text.hard_list import FOUND, MARKS, HardList
 
 Channel = tuple[str, int]
@@ -88,7 +88,7 @@ class _Reading(_Track):
         Returns the number of folded characters and the state that they lead to.
         """
         assert self.shown is not None
-        text_read, self.pending = undone(self.pending + text)
+        text_read, self.pending = unescape(self.pending + text)
         length = self.shown.walk(hard_list, text_read.translate(hard_list.marks))
         state = self.shown.state
         if not self.pending and state == self.state and self.shown.after_space == self.after_space:
@@ -234,7 +234,7 @@ def begun_in(hard_list: HardList | None, text: str) -> Begun:
     """What the end of a text has begun, which may have whole spans in it."""
     if hard_list is None or not text:
         return NOT_BEGUN
-    shown, pending = undone(text)
+    shown, pending = unescape(text)
     return Begun(
         _state_after(hard_list, text),
         _state_after(hard_list, shown.translate(hard_list.marks)),

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from structlog.typing import FilteringBoundLogger
 
 from app.errors import StorageUnavailable
-from app.log import where
+from app.log import safe_traceback
 from app.safety.policies.policy import Policy
 from app.safety.text.groups import Group, group_of
 from app.safety.verdict import Reading, Scores, Verdict, harm, judged
@@ -111,12 +111,12 @@ def submit_or_log(
 
     def written(done: asyncio.Future[Any]) -> None:
         if not done.cancelled() and (exc := done.exception()) is not None:
-            log.error(lost, error=where(exc), **ids)
+            log.error(lost, error=safe_traceback(exc), **ids)
 
     try:
         database.submit(unit).add_done_callback(written)
     except Exception as exc:  # noqa: BLE001  # the request ends all the same
-        log.error(lost, error=where(exc), **ids)
+        log.error(lost, error=safe_traceback(exc), **ids)
 
 
 def as_enforced(verdict: Verdict, policy: Policy) -> Verdict:

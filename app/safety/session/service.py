@@ -9,7 +9,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from app.log import where
+from app.log import safe_traceback
 from app.safety.classifiers.bundled_models import Models
 from app.safety.counters import SafetyCounters
 from app.safety.guard.tier import GuardTier
@@ -77,7 +77,7 @@ class SafetyService:
         """Count and log a stream screen that threw; its answer is let pass if the server fails open."""
         passed = self.fail_open and not isinstance(exc, ScreenBusy)
         self.counters.failed("stream", "error", passed=passed)
-        self._log.error("screen_broke", request_id=request_id, error=where(exc), passed=passed)
+        self._log.error("screen_broke", request_id=request_id, error=safe_traceback(exc), passed=passed)
 
     def store_verdict(
         self,

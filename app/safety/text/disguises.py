@@ -1,8 +1,8 @@
-"""English written so that a classifier does not read it: what gives it away, and how it reads.
+"""English disguised from classifiers: its signs, and the plain text.
 
 Each finder first asks something cheap of the whole text (a substring of its character classes, its
-longest word) and answers nothing for ordinary prose, code and addresses. Linear; no regular
-expressions. Works on text whose characters are plain already (`app.safety.text.normalize`).
+longest word) and answers nothing for ordinary prose, code and addresses. Linear. Works on text whose
+characters are plain already (`app.safety.text.normalize`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import html
 import itertools
 import operator
+import re
 import string
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,7 @@ _UNLEET = str.maketrans("013457@$!|89", "oieastasilbg")
 
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_="
 _HEX = b"0123456789abcdefABCDEF"
+_ESCAPES = {"\\u": re.compile(r"\\u([0-9a-fA-F]{4})"), "\\x": re.compile(r"\\x([0-9a-fA-F]{2})")}
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _ENCODING_CUES = ("base64", "base 64", "decode", "encoded", "hex")
 _ROT13_CUES = ("rot13", "rot-13", "rot 13", "caesar cipher", "caesar shift", "caesar-")
@@ -99,12 +101,12 @@ def respelled(shown: str) -> str | None:
 
 
 def looks_rot13(plain: str, words: AbstractSet[str]) -> bool:
-    """Whether a normalized text, of these words, names rot13 or has its commonest words in it."""
+    """True if a normalized text, of these words, names rot13 or has its commonest words in it."""
     return any(map(plain.__contains__, _ROT13_CUES)) or len(_ROT13_WORDS & words) > 1
 
 
 def looks_reversed(plain: str, words: AbstractSet[str]) -> bool:
-    """Whether a normalized text, of these words, speaks of reading backwards or has reversed common ones."""
+    """True if a normalized text, of these words, speaks of reading backwards or has reversed common words."""
     if any(map(plain.__contains__, _BACKWARDS_CUES)):
         return True
     return len(_REVERSED_WORDS & words) > ("revers" not in plain)
@@ -177,7 +179,7 @@ def _without_signs(word: str) -> str:
 
 
 def _mixed(shown: str) -> int:
-    """How often digits and signs stand between letters; 0 if seldom: below eight and one word in twelve."""
+    """The number of digits and signs between letters; 0 if few: below eight and one word in twelve."""
     classes = shown.encode("ascii", "replace").translate(_LEET)
     if b"0" not in classes and b"$" not in classes:
         return 0
@@ -202,25 +204,14 @@ def _decoded_once(shown: str, *, cued: bool) -> str:
         shown = urllib.parse.unquote_plus(shown) if plus else urllib.parse.unquote(shown)
     if shown.count("&#") > 2:
         shown = html.unescape(shown)
-    for mark, digits in (("\\u", 4), ("\\x", 2)):
+    for mark, escape in _ESCAPES.items():
         if shown.count(mark) > 2:
-            shown = _unescaped(shown, mark, digits)
+            shown = escape.sub(lambda match: chr(int(match[1], 16)), shown)
     raw = shown.encode("ascii", "replace")
     short = cued or shown.endswith("=") or "== " in shown
     if short or _LONG in raw.translate(_LETTERS) or _PAIRS in raw.translate(_HEX_CLASSES):
         return _blocks_read(shown.split(), _SHORT_CHARS if short else _LONG_CHARS) or shown
     return shown
-
-
-def _unescaped(shown: str, mark: str, digits: int) -> str:
-    """The text with each mark and its hexadecimal digits as the character they stand for."""
-    first, *rest = shown.split(mark)
-    out = [first]
-    for piece in rest:
-        code = piece[:digits]
-        is_code = len(code) == digits and not code.encode("ascii", "replace").translate(None, _HEX)
-        out.append(chr(int(code, 16)) + piece[digits:] if is_code else mark + piece)
-    return "".join(out)
 
 
 def _blocks_read(words: list[str], least: int) -> str | None:
@@ -248,7 +239,7 @@ def _may_be_code(word: str, least: int) -> bool:
 
 
 def _block_read(run: list[str], left: int) -> str | None:
-    """What a run of words that may be code says; read as a whole, or else word by word."""
+    """The text of a run of words that may be code, decoded as a whole, or else word by word."""
     bare = [word.strip(_EDGES) for word in run]
     whole = _code_read("".join(bare)[:left])
     if whole is not None or len(bare) < 2:
@@ -263,22 +254,22 @@ def _block_read(run: list[str], left: int) -> str | None:
 
 
 def _code_read(code: str) -> str | None:
-    """Hexadecimal or base64 that says something in letters, else None."""
+    """The text of hexadecimal or base64 that is mostly letters, else None."""
     if len(code) < _SHORT_CHARS:
         return None
     raw = code.encode("ascii", "replace")
     hexadecimal = raw.removeprefix(b"0x")
     if len(hexadecimal) % 2 == 0 and not hexadecimal.translate(None, _HEX):
-        text = _said(binascii.unhexlify(hexadecimal))
+        text = _letters_of(binascii.unhexlify(hexadecimal))
         if text is not None:
             return text
     raw = raw.translate(_URL_SAFE, b"=")
     with contextlib.suppress(binascii.Error):
-        return _said(binascii.a2b_base64(raw + b"=" * (-len(raw) % 4)))
+        return _letters_of(binascii.a2b_base64(raw + b"=" * (-len(raw) % 4)))
     return None
 
 
-def _said(data: bytes) -> str | None:
+def _letters_of(data: bytes) -> str | None:
     """Bytes as text, if they are text and mostly letters."""
     try:
         text = data.decode()

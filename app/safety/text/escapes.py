@@ -1,9 +1,9 @@
-r"""What a piece of text says once its client has undone escapes, wherever a piece ends.
+r"""A piece of text with its escapes decoded as a client decodes them, wherever a piece ends.
 
-Undone are the escapes of JSON and of programs (`\u0063`, `\x63`, `\n`, surrogate pairs) and the entities of
+Decoded are the escapes of JSON and of programs (`\u0063`, `\x63`, `\n`, surrogate pairs) and the entities of
 HTML (`&#99;`, `&shy;`), which Markdown renders; nested ones too. A run of backslashes counts as one, so
 that JSON within JSON reads the same. Linear; an escape that is none stays as it is. Percent signs are left
-alone: they are undone in addresses, which are not shown.
+alone: they are decoded in addresses, which are not shown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 TRIGGERS = "\\&"
 """A text without any of these says what it is."""
 _NESTED = 4
-"""Escapes within escapes that are undone; a client undoes two."""
+"""Escapes within escapes that are decoded; a client decodes two."""
 _SHORT = {"n": "\n", "t": "\t", "r": "\r", "b": " ", "f": " "}
 _RUN = re.compile(r"\\{2,}")
 _WHOLE = re.compile(
@@ -30,8 +30,8 @@ _UNFINISHED = re.compile(
 _LONGEST_UNFINISHED = 40
 
 
-def undone(text: str) -> tuple[str, str]:
-    """The text with its escapes undone, and an escape at its end that goes on in the next piece."""
+def unescape(text: str) -> tuple[str, str]:
+    """The text with its escapes decoded, and an escape at its end that the next piece has the rest of."""
     pending = ""
     for _ in range(_NESTED):
         if "\\" in text:

@@ -11,128 +11,115 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from app.safety.text.normalize import bounded
+
 LEXICONS = Path(__file__).parents[1] / "lexicons"
 """A file for each language, named by its code: lines of a form, a tab and its English."""
-LEAST_STEM = {"hi": 3}
-"""Letters of the shortest stem that stands for a longer word, by language; 4 in all others."""
+LEAST_STEM = {"hi": 3, "id": 4}
+"""Letters of the shortest stem that stands for a longer word, by language."""
 LONGEST_ENDING = 5
 """Letters that a word may have behind its stem."""
 LONGEST_IDIOM = 4
 """Words of the longest entry of several words that is looked for."""
 LEAST_LISTED = 0.35
 """The share of a text's words that has to be listed for a gloss to say anything."""
-MOST_EXPANDED = 2
-"""How many times longer NFKC may make a text, of which one character may become eighteen."""
 SAMPLED, SAMPLED_CHARS = 200, 400
-"""Words that decide what language a text in Latin letters is in, and characters that decide its script."""
+"""Words that decide whether a text is Indonesian, and characters that decide whether it is Hindi."""
 SURELY_ENGLISH = 0.75
-"""The share of English words that no other language's text has."""
-OTHER_SHARE = 0.3
-"""The share of a text's letters that makes it one of another script than Latin."""
-_SCRIPTS = {"hi": re.compile("[\u0900-\u097f]")}
+"""The share of English words that no Indonesian text has."""
+HINDI_SHARE = 0.3
+"""The share of a text's letters in Devanagari that makes it Hindi."""
+_DEVANAGARI = re.compile("[\u0900-\u097f]")
 _BETWEEN = re.compile(r"[\s!-/:-@\[-`{-~\u00a0-\u00bf\u2000-\u206f\u3000-\u303f\u060c\u061b\u061f\u0964]+")
 _PIECE = re.compile(r"\S{1,48}|\s+")
-"""What is brought into NFKC at a time: a long run of marks takes quadratic time."""
+"""A part that is brought into NFKC at a time: a long run of marks takes quadratic time."""
 
 
 class Lexicon(NamedTuple):
     """A language: English by form, and the first words of idioms."""
 
-    code: str
     english: Mapping[str, str]
     openers: frozenset[str]
     least_stem: int
 
-    def gloss(self, words: Sequence[str], also: frozenset[str]) -> list[str | None]:
+    @classmethod
+    def read(cls, path: Path) -> Lexicon:
+        """The lexicon of a file. Raises OSError, or ValueError for a wrong line."""
+        english: dict[str, str] = {}
+        for line in path.read_text("utf-8").splitlines():
+            form, _, meaning = line.partition("\t")
+            if not (form and meaning):
+                raise ValueError(f"lexicon {path.stem}: {line!r} is no form, tab and English")
+            english.setdefault(_BETWEEN.sub(" ", plain_form(form)).strip(), meaning)
+        openers = frozenset(form.split()[0] for form in english if " " in form)
+        return cls(english, openers, LEAST_STEM[path.stem])
+
+    def gloss(self, words: Sequence[str], also: frozenset[str]) -> Iterator[str | None]:
         """For each word or idiom its English, None if it is not listed; words of `also` stay as they are."""
-        glosses: list[str | None] = []
         at = 0
         while at < len(words):
-            taken, english = self._idiom(words, at) if words[at] in self.openers else (0, None)
-            if not taken:
-                word = words[at]
-                taken, english = 1, self.word(word) or (word if word in also else None)
-            glosses.append(english)
-            at += taken
-        return glosses
+            longest = min(LONGEST_IDIOM, len(words) - at) if words[at] in self.openers else 1
+            for length in range(longest, 1, -1):
+                if english := self.english.get(" ".join(words[at : at + length])):
+                    yield english
+                    at += length
+                    break
+            else:
+                yield self._word(words[at]) or (words[at] if words[at] in also else None)
+                at += 1
 
-    def _idiom(self, words: Sequence[str], at: int) -> tuple[int, str | None]:
-        for length in range(min(LONGEST_IDIOM, len(words) - at), 1, -1):
-            english = self.english.get(" ".join(words[at : at + length]))
-            if english is not None:
-                return length, english
-        return 0, None
-
-    def word(self, word: str) -> str | None:
+    def _word(self, word: str) -> str | None:
         """The English of a word, or of the longest stem of it."""
-        english = self.english.get(word)
-        if english is not None:
-            return english
-        for end in range(len(word) - 1, max(self.least_stem, len(word) - LONGEST_ENDING) - 1, -1):
-            english = self.english.get(word[:end])
-            if english is not None:
-                return english
-        return None
+        shortest = max(self.least_stem, len(word) - LONGEST_ENDING)
+        stems = [word, *(word[:end] for end in range(len(word) - 1, shortest - 1, -1))]
+        return next(filter(None, map(self.english.get, stems)), None)
 
 
 class Glosser:
-    """The lexicons of all languages. Immutable; may be called from any thread."""
+    """The lexicons of Hindi and Indonesian. Immutable; may be called from any thread."""
 
-    def __init__(self, lexicons: Iterable[Lexicon]) -> None:
-        self._of = {lexicon.code: lexicon for lexicon in lexicons}
-        self._latin = [lexicon for code, lexicon in self._of.items() if code not in _SCRIPTS]
-        self._english = frozenset(
-            word
-            for lexicon in self._of.values()
-            for english in lexicon.english.values()
-            for word in english.split()
-        )
+    def __init__(self, hindi: Lexicon, indonesian: Lexicon) -> None:
+        self._hindi = hindi
+        self._indonesian = indonesian
+        meanings = (*hindi.english.values(), *indonesian.english.values())
+        self._english = frozenset(word for english in meanings for word in english.split())
 
     @classmethod
     def load(cls, folder: Path = LEXICONS) -> Glosser:
-        """The lexicons of a folder. Raises OSError, or ValueError for no lexicon or a wrong line."""
-        paths = sorted(folder.glob("*.tsv"))
-        if not paths:
-            raise ValueError(f"{folder} holds no lexicon")
-        return cls(_parsed(path.stem, path.read_text("utf-8")) for path in paths)
+        """The lexicons of a folder. Raises OSError, or ValueError for a wrong line."""
+        return cls(Lexicon.read(folder / "hi.tsv"), Lexicon.read(folder / "id.tsv"))
 
     def gloss(self, text: str) -> str | None:
         """The text word by word in English; None if it is English, or too little of it is known."""
         plain = plain_form(text)
-        code = _script(plain)
         words = _BETWEEN.sub(" ", plain).split()
-        lexicon = self._of.get(code) if code else self._language(words)
-        return None if lexicon is None else _joined(lexicon.gloss(words, self._english), LEAST_LISTED)
-
-    def _language(self, words: Sequence[str]) -> Lexicon | None:
-        """The language in Latin letters that lists most of the words, if that is more than English does."""
-        some = words[:SAMPLED]
-        best, num_listed = None, sum(map(self._english.__contains__, some))
-        if num_listed > SURELY_ENGLISH * len(some):
+        if _is_hindi(plain):
+            lexicon = self._hindi
+        elif self._is_indonesian(words[:SAMPLED]):
+            lexicon = self._indonesian
+        else:
             return None
-        for lexicon in self._latin:
-            number = sum(map(lexicon.english.__contains__, some))
-            if number > num_listed:
-                best, num_listed = lexicon, number
-        return best
+        glosses = list(lexicon.gloss(words, self._english))
+        listed = [english for english in glosses if english]
+        return " ".join(listed) if listed and len(listed) >= LEAST_LISTED * len(glosses) else None
 
-
-def _joined(glosses: Sequence[str | None], least: float) -> str | None:
-    """The gloss of a text, if at least this share of its words or characters has one."""
-    listed = [english for english in glosses if english]
-    return " ".join(listed) if listed and len(listed) >= least * len(glosses) else None
+    def _is_indonesian(self, words: Sequence[str]) -> bool:
+        """True if more of the words are listed than are English, and not nearly all are English."""
+        num_english = sum(map(self._english.__contains__, words))
+        num_listed = sum(map(self._indonesian.english.__contains__, words))
+        return num_english < num_listed and num_english <= SURELY_ENGLISH * len(words)
 
 
 def plain_form(text: str) -> str:
     """The form in which lexicons and texts meet: NFKC, lower case, Latin letters without accents."""
     if text.isascii():
         return text.lower()
-    composed = "".join(unicodedata.normalize("NFKC", piece) for piece in _PIECE.findall(text))
-    lower = composed[: MOST_EXPANDED * len(text)].lower()
+    composed = "".join(unicodedata.normalize("NFKC", piece) for piece in _PIECE.findall(bounded(text)))
+    lower = composed.lower()
     if lower.isascii():
         return lower
     table = {ord(char): _bare(char) for char in set(lower) if "\x7f" < char < "\u0370"}
@@ -143,24 +130,7 @@ def _bare(char: str) -> str:
     return "".join(piece for piece in unicodedata.normalize("NFD", char) if not unicodedata.combining(piece))
 
 
-def _script(plain: str) -> str | None:
-    """The language that the script of a good part of the letters stands for; None for Latin ones."""
-    if plain.isascii():
-        return None
-    some = plain[:SAMPLED_CHARS]
-    letters = sum(map(str.isalpha, some))
-    for code, own in _SCRIPTS.items():
-        if len(own.findall(some)) > OTHER_SHARE * max(letters, 1):
-            return code
-    return None
-
-
-def _parsed(code: str, table: str) -> Lexicon:
-    english: dict[str, str] = {}
-    for line in table.splitlines():
-        form, tab, meaning = line.partition("\t")
-        if not (form and tab and meaning):
-            raise ValueError(f"lexicon {code}: {line!r} is no form, tab and English")
-        english.setdefault(_BETWEEN.sub(" ", plain_form(form)).strip(), meaning)
-    openers = frozenset(form.split()[0] for form in english if " " in form)
-    return Lexicon(code, english, openers, LEAST_STEM.get(code, 4))
+def _is_hindi(plain: str) -> bool:
+    """True if a good part of the first letters are Devanagari."""
+    some = "" if plain.isascii() else plain[:SAMPLED_CHARS]
+    return len(_DEVANAGARI.findall(some)) > HINDI_SHARE * max(sum(map(str.isalpha, some)), 1)

@@ -1,4 +1,4 @@
-"""Exact spans that may never be released, found in text that comes in pieces (Aho and Corasick, 1975).
+"""Exact spans that may never be released, found in text that is read in pieces (Aho and Corasick, 1975).
 
 Text is folded character by character, so that a piece can end anywhere: compatibility forms,
 look-alikes, case, accents and invisible characters make no difference, and a run of white space is
@@ -80,7 +80,7 @@ class HardList:
                 self._ends[longer] |= self._ends[self._fallback[longer]]
 
     def fold(self, text: str, *, after_space: bool) -> str:
-        """The text as it is matched; `after_space` is whether a space came before it."""
+        """The text as it is matched; `after_space` says that a space stands before it."""
         folded = text.translate(self._folding)
         if "  " in folded or (after_space and folded[:1] == " "):
             words = " ".join(folded.split())
@@ -105,7 +105,7 @@ class HardList:
         return state
 
     def found_in(self, text: str) -> bool:
-        """Whether a whole text has a span in it."""
+        """True if a whole text has a span in it."""
         return self.walk(0, self.fold(text, after_space=False)) == FOUND
 
 

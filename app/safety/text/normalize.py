@@ -1,7 +1,7 @@
 """Text as the classifiers see it: one plain form, and a few further views of what is disguised.
 
     text → NFKD without marks, zero-width, bidi, tags → look-alikes → casefold → single spaces   plain
-         → hidden or encoded text read, letters joined, leet undone, rot13, reversed             views
+         → hidden or encoded text read, letters joined, leet read, rot13, reversed             views
 
 A further view is made only where something cheap says so; ordinary text has none. Everything is
 linear in the text, and nothing is kept between calls. Knows text, not what is in it.
@@ -10,6 +10,7 @@ linear in the text, and nothing is kept between calls. Knows text, not what is i
 from __future__ import annotations
 
 import codecs
+import itertools
 import re
 import unicodedata
 
@@ -25,6 +26,8 @@ _BLANK = frozenset("\u115f\u1160\u3164\uffa0\u034f\u17b4\u17b5")
 _BRAILLE_BLANK = "\u2800"
 _LONGEST_DECOMPOSITION = 4
 """Ligatures of whole phrases stay as they are, so that a text cannot grow eighteenfold."""
+_PHRASES_CHARS = 256
+"""Characters that such ligatures may add to a short text."""
 _TAGS = range(0xE0020, 0xE007F)
 """Tag characters that mirror printable ASCII: unseen by people, read by some models."""
 _RIGHT_TO_LEFT = "\u202e"
@@ -39,7 +42,7 @@ def normalize(text: str) -> str:
 
 
 def views(text: str, limit: int = MAX_VIEWS) -> list[str]:
-    """What may be read in the text, normalized, at most `limit`: the plain form, then others."""
+    """The possible readings of the text, normalized, at most `limit`: the plain form, then others."""
     shown = folded(text)
     plain = _plain(shown)
     views = [plain]
@@ -57,6 +60,23 @@ def views(text: str, limit: int = MAX_VIEWS) -> list[str]:
     if _RIGHT_TO_LEFT in text or looks_reversed(base, words):
         views.append(base[::-1])
     return [view for view in dict.fromkeys(views) if view or view is plain][:limit]
+
+
+def bounded(text: str) -> str:
+    """The text with spaces for phrases in one character, as U+FDFA is, once NFKC doubles the text by them.
+
+    An encoder reads NFKC, and one such character takes it the time of eighteen. Some of them always stay.
+    """
+    if text.isascii():
+        return text
+    added = {char: len(unicodedata.normalize("NFKC", char)) - 1 for char in set(text)}
+    phrases = {char: more for char, more in added.items() if more >= _LONGEST_DECOMPOSITION}
+    if not phrases:
+        return text
+    limit = max(len(text), _PHRASES_CHARS)
+    so_far = itertools.accumulate(phrases.get(char, 0) for char in text)
+    shown = zip(text, so_far, strict=True)
+    return "".join(" " if char in phrases and more > limit else char for char, more in shown)
 
 
 def _plain(folded: str) -> str:
@@ -106,7 +126,7 @@ def _as_latin(word: str) -> str:
 
 
 def _tagged(text: str) -> str:
-    """What tag characters spell."""
+    """The text that tag characters spell."""
     if ord(max(text)) < _TAGS.start:
         return ""
     return "".join(chr(ord(char) - 0xE0000) for char in text if ord(char) in _TAGS)

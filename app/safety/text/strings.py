@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from app.messages import content_texts
-from app.safety.text.escapes import undone
+from app.safety.text.escapes import unescape
 
 UNRENDERED = frozenset({"model", "messages", "stop", "stop_token_ids", "logit_bias", "regex", "ebnf"})
 """Parameters whose strings reach no prompt, and the messages, which are read separately."""
@@ -33,7 +33,7 @@ _DATA_URL = re.compile(r"data:[\w.+-]{0,40}/?[\w.+-]{0,80}(;[\w.+-]{1,40}=[\w.+-
 
 
 def request_text(body: Mapping[str, Any]) -> str:
-    """What a request says beside its messages: tools, formats, variables of the template; a string a line."""
+    """The strings of a request beside its messages: tools, formats, variables of the template; one a line."""
     beside = {
         name: value
         for name, value in body.items()
@@ -44,14 +44,11 @@ def request_text(body: Mapping[str, Any]) -> str:
 
 def message_text(message: Mapping[str, Any]) -> str:
     """All that a message says: its content, and then its other fields."""
-    content = message.get("content")
-    if isinstance(content, str) and len(message) == 2 and "role" in message:
-        return content
     return "\n".join(fields_of(message))
 
 
 def fields_of(message: Mapping[str, Any]) -> list[str]:
-    """The same by field: the content first, each tool call for itself. A field's own name is in no prompt."""
+    """The text of a message by field: the content first, each tool call for itself, no field's own name."""
     content = message.get("content")
     texts = [text_of(content)]
     if not isinstance(content, str):
@@ -80,7 +77,7 @@ def text_of(content: object) -> str:
 def strings_in(value: Any) -> Iterator[str]:
     """The strings in a JSON value as they stand, keys before what they name, but for the protocol's words.
 
-    A tool call's arguments are a string of JSON: what is in it is read, its escapes undone, as templates do.
+    A tool call's arguments are a string of JSON: what is in it is read, its escapes decoded, as templates do.
     """
     left = [value]
     while left:
@@ -117,5 +114,5 @@ def _parsed(arguments: Any) -> Any:
     try:
         return orjson.loads(arguments)
     except orjson.JSONDecodeError:
-        unescaped, rest = undone(arguments)
+        unescaped, rest = unescape(arguments)
         return unescaped + rest

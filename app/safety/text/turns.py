@@ -1,6 +1,6 @@
-"""What a prompt screen reads of a request: which texts, how much each weighs, and their slices.
+"""The texts of a request that a prompt screen reads, the weight of each, and their slices.
 
-    who says it                            refused                          watched
+    role                                   refused                          watched
     newest user's message, last three
     turns, and all not judged yet, joined  as it is                         as it is
     earlier user's turn, not judged yet    as it is                         as it is
@@ -14,7 +14,7 @@
 Messages of one role in a row are read each for itself and as one text, a user's as one turn: a request split
 over them shows only there. A long text has more places to be mistaken in: as
 users' turns a sixth of public agent prompts would be refused, and one in eleven benign answers. An answer
-that the model is to go on with is read as a user's turn.
+that the model is to continue is read as a user's turn.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ OVERLAP_CHARS = 200
 Message = Mapping[str, Any]
 
 
-class Knows(Protocol):
-    """What this server has judged before (app.safety.screens.remembered.JudgedTexts)."""
+class Memory(Protocol):
+    """The texts that this server has judged before (app.safety.screens.remembered.JudgedTexts)."""
 
     def is_passed(self, turn: str) -> bool:
-        """Whether a user's turn was judged and let pass."""
+        """True if a user's turn was judged and let pass."""
         ...
 
     def is_answer(self, field: str) -> bool:
-        """Whether a field of an answer was released, or read before."""
+        """True if a field of an answer was released, or read before."""
         ...
 
 
@@ -77,7 +77,7 @@ class Turns(NamedTuple):
 
     newest: list[Read]
     earlier: list[Read]
-    """What is no user's in order, and then users' turns, the youngest first."""
+    """The texts of others than users in order, and then users' turns, the youngest first."""
     users: Sequence[str] = ()
     """The users' turns that were not judged before."""
     answers: Sequence[str] = ()
@@ -85,16 +85,16 @@ class Turns(NamedTuple):
     recent: Sequence[str] = ()
     """The newest users' turns, as many as are joined, oldest first."""
     edited: Callable[[Callable[[str], str]], Turns | None] = lambda _edit: None
-    """What is to be read once a function has edited each user's message; None where it changes none."""
+    """The turns once a function has edited each user's message; None where it changes none."""
 
 
 def turns_of(messages: Sequence[Message]) -> Turns:
-    """What is to be read of messages alone, of which none was judged before."""
+    """The texts to read of messages alone, of which none was judged before."""
     return read_request({"messages": messages})
 
 
-def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: Sequence[bool] = ()) -> Turns:
-    """What is to be read of a request, its messages oldest first.
+def read_request(body: Mapping[str, Any], judged: Memory | None = None, stored: Sequence[bool] = ()) -> Turns:
+    """The texts to read of a request, its messages oldest first.
 
     `stored` are the first of the messages, which are from the store and so were judged before: whether each
     is an answer of this server.
@@ -102,13 +102,13 @@ def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: S
     others = [_instructions(beside)] if (beside := request_text(body)) else []
     turns: list[_Turn] = []
     answers: list[str] = []
-    instructions: list[list[_Said]] = []
-    for kind, group in groupby(_said(body["messages"], judged, stored), key=attrgetter("kind")):
+    instructions: list[list[_Entry]] = []
+    for kind, group in groupby(_message_texts(body["messages"], judged, stored), key=attrgetter("kind")):
         run = list(group)
         if kind == "user":
             turns.append(_turn(run, judged))
             continue
-        unknown = [message for message in run if message is not _KNOWN]
+        unknown = [message for message in run if message is not _OWN_ANSWER]
         if not unknown:
             continue
         others += (message.read(text) for message in unknown for text in message.texts)
@@ -128,11 +128,12 @@ def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: S
 
 
 def _edited(
-    body: Mapping[str, Any], judged: Knows | None, stored: Sequence[bool], edit: Callable[[str], str]
+    body: Mapping[str, Any], judged: Memory | None, stored: Sequence[bool], edit: Callable[[str], str]
 ) -> Turns | None:
-    """See Turns. An edited message is one that nobody has judged; one with other parts than text stays.
+    """The texts to read once `edit` has changed users' messages; None where it changes none.
 
-    So do the messages before the newest EDITED_CHARS, so that no request is searched for long.
+    Nobody has judged an edited message. Those with other parts than text stay, and so do those before the
+    newest EDITED_CHARS, so that no request is searched for long.
     """
     messages, left = list(body["messages"]), EDITED_CHARS
     for number, message in reversed(list(enumerate(messages))):
@@ -149,7 +150,7 @@ def _edited(
 
 
 def conversation_of(
-    body: Mapping[str, Any], judged: Knows | None = None, stored: Sequence[bool] = ()
+    body: Mapping[str, Any], judged: Memory | None = None, stored: Sequence[bool] = ()
 ) -> list[dict[str, str]]:
     """The conversation as a guard model is shown it: what nobody has judged yet is in the last user's turn.
 
@@ -180,34 +181,41 @@ def conversation_of(
 
 
 def slices(text: str) -> list[str]:
-    """The whole text in slices of `SLICE_CHARS` characters, which overlap."""
-    return list(_slices(text))
+    """The whole text in slices of at most `SLICE_CHARS` characters, which overlap."""
+    pieces, start = [], 0
+    while len(text) - start > SLICE_CHARS:
+        end = start + SLICE_CHARS
+        space = text.rfind(" ", end - OVERLAP_CHARS // 2, end)
+        end = end if space < 0 else space
+        pieces.append(text[start:end])
+        start = end - OVERLAP_CHARS
+    return [*pieces, text[start:]]
 
 
 def _plain_text(message: Message) -> str:
-    """What a user says, if it is text alone."""
+    """The text of a user's message, if it is text alone."""
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     has_others = any(not isinstance(piece, Mapping) or piece.get("type") != "text" for piece in parts)
     return text_of(content) if message.get("role") == "user" and not has_others else ""
 
 
-class _Said(NamedTuple):
-    """What is to be read of a message. Those of one kind in a row are one run, and read as one text too."""
+class _Entry(NamedTuple):
+    """The text to read of a message. Those of one kind in a row are one run, and read as one text too."""
 
     kind: str
     text: str
     read: Callable[[str], Read] = Read
-    """How a text of this kind is read."""
+    """Gives a text of this kind its weight."""
     is_judged: bool = False
     is_stored: bool = False
-    fields: Sequence[str] = ()
-    """The fields that make the text, where they are several; of an answer those that are not known."""
+    fields: Sequence[str] = ("",)
+    """The fields that make the text; of an answer those that are not known."""
 
     @property
     def content(self) -> str:
         """The text without names, ids, calls and the like."""
-        return self.fields[0] if self.fields else self.text
+        return self.fields[0]
 
     @property
     def texts(self) -> Sequence[str]:
@@ -219,60 +227,58 @@ class _Said(NamedTuple):
 class _Turn(NamedTuple):
     """A user's messages in a row."""
 
-    messages: Sequence[_Said]
+    messages: Sequence[_Entry]
     text: str
     is_judged: bool
-    """Whether they were judged as one text."""
+    """They were judged as one text."""
 
 
-_KNOWN = _Said("assistant", "")
+_OWN_ANSWER = _Entry("assistant", "")
 """An answer of this server."""
 
 
-def _said(messages: Sequence[Message], judged: Knows | None, stored: Sequence[bool]) -> Iterator[_Said]:
-    """What messages say. Those that say nothing are left out, as they set nothing apart."""
+def _message_texts(
+    messages: Sequence[Message], judged: Memory | None, stored: Sequence[bool]
+) -> Iterator[_Entry]:
+    """The texts of messages. Empty ones are left out, as they set nothing apart."""
     last = len(messages) - 1
     for number, message in enumerate(messages):
         role, is_stored = message.get("role"), number < len(stored)
         if role == "assistant" and number < last:
             if is_stored and stored[number]:
-                yield _KNOWN
+                yield _OWN_ANSWER
             elif fields := fields_of(message):
                 fresh = _unreleased(fields, judged)
-                yield _Said("assistant", "\n".join(fresh), _answer, fields=fresh) if fresh else _KNOWN
+                yield (_Entry("assistant", "\n".join(fresh), _answer, fields=fresh) if fresh else _OWN_ANSWER)
             continue
-        content = message.get("content")
-        if isinstance(content, str) and len(message) == 2 and role is not None:
-            text, fields = content, []
-        else:
-            fields = fields_of(message)
-            text = "\n".join(fields)
-        if not text.strip():
+        fields = fields_of(message)
+        text = "\n".join(fields)
+        if not fields:
             continue
         if role == "user":
             is_judged = is_stored or (number < last and _is_passed(text, judged))
-            yield _Said("user", text, Read, is_judged, is_stored, fields)
-        elif role == "assistant":  # that the model is to go on with
-            yield _Said("assistant", text, fields=fields)
+            yield _Entry("user", text, Read, is_judged, is_stored, fields)
+        elif role == "assistant":  # that the model is to continue
+            yield _Entry("assistant", text, fields=fields)
         elif role == "tool":
-            yield _Said("tool", text, _result, fields=fields)
+            yield _Entry("tool", text, partial(Read, weight=DECAY, watch=True), fields=fields)
         else:
-            yield _Said("instructions", text, _instructions, fields=fields)
+            yield _Entry("instructions", text, _instructions, fields=fields)
 
 
-def _joined(run: Sequence[_Said]) -> str:
+def _joined(run: Sequence[_Entry]) -> str:
     """The contents alone: hardly a template writes names and ids, which would drown them."""
     return "\n".join(message.content for message in run)
 
 
-def _turn(run: Sequence[_Said], judged: Knows | None) -> _Turn:
+def _turn(run: Sequence[_Entry], judged: Memory | None) -> _Turn:
     if len(run) == 1:
         return _Turn(run, run[0].content, run[0].is_judged)
     text = _joined(run)
     return _Turn(run, text, all(message.is_stored for message in run) or _is_passed(text, judged))
 
 
-def _newest(turns: Sequence[_Turn], users: Sequence[_Said]) -> list[Read]:
+def _newest(turns: Sequence[_Turn], users: Sequence[_Entry]) -> list[Read]:
     """The newest user's message, those in a row with it, the last turns, and all that nobody has judged."""
     if not turns:
         return []
@@ -289,8 +295,8 @@ def _newest(turns: Sequence[_Turn], users: Sequence[_Said]) -> list[Read]:
     return [Read(text) for text in dict.fromkeys(texts)]
 
 
-def _joined_before(unknown: Sequence[_Said]) -> Iterator[str]:
-    """Messages that nobody has judged as they were joined before each of the last came.
+def _joined_before(unknown: Sequence[_Entry]) -> Iterator[str]:
+    """Messages that nobody has judged, joined without each of the last ones in turn.
 
     A few harmless ones behind a request in pieces would drown it, and none was read when it was the newest.
     """
@@ -301,24 +307,19 @@ def _joined_before(unknown: Sequence[_Said]) -> Iterator[str]:
 
 def _before(turns: Sequence[_Turn]) -> list[Read]:
     """The users' messages before the newest and their turns, the youngest first."""
-    earlier: list[Read] = []
+    texts: list[tuple[str, int, bool]] = []
     age = 0
     for turn in reversed(turns):
-        if age and len(turn.messages) > 1:
-            earlier += _faded(turn.text, age, is_judged=turn.is_judged)
+        if len(turn.messages) > 1:
+            texts.append((turn.text, age, turn.is_judged))
         for message in reversed(turn.messages):
-            if age:
-                for text in message.texts:
-                    earlier += _faded(text, age, is_judged=message.is_judged)
+            texts += ((text, age, message.is_judged) for text in message.texts)
             age += 1
-    return earlier
-
-
-def _faded(text: str, age: int, *, is_judged: bool) -> list[Read]:
-    """A user's text, so many messages before the newest."""
-    if not is_judged:
-        return [Read(text)]
-    return [Read(text, DECAY**age)] if age <= MAX_AGE else []
+    return [
+        Read(text, DECAY**age if is_judged else 1.0)
+        for text, age, is_judged in texts
+        if age and (age <= MAX_AGE or not is_judged)
+    ]
 
 
 def _instructions(text: str) -> Read:
@@ -329,25 +330,10 @@ def _answer(text: str) -> Read:
     return Read(text, DECAY if len(text) <= SHORT_CHARS else 0.0, watch=True)
 
 
-def _is_passed(text: str, judged: Knows | None) -> bool:
+def _is_passed(text: str, judged: Memory | None) -> bool:
     return judged is not None and judged.is_passed(text)
 
 
-def _result(text: str) -> Read:
-    return Read(text, DECAY, watch=True)
-
-
-def _unreleased(fields: Sequence[str], judged: Knows | None) -> list[str]:
+def _unreleased(fields: Sequence[str], judged: Memory | None) -> list[str]:
     """The fields of an answer that this server does not know for its own."""
     return [field for field in fields if judged is None or not judged.is_answer(field)]
-
-
-def _slices(text: str) -> Iterator[str]:
-    start = 0
-    while len(text) - start > SLICE_CHARS:
-        end = start + SLICE_CHARS
-        space = text.rfind(" ", end - OVERLAP_CHARS // 2, end)
-        end = end if space < 0 else space
-        yield text[start:end]
-        start = end - OVERLAP_CHARS
-    yield text[start:]

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from app.safety.classifiers.classifier import refuses
 from app.safety.classifiers.encoder import ANSWER, WINDOW
 from app.safety.screens.choice_screen import EXAMINED_AGAIN, HEARD_MORE, HITS
 from app.safety.screens.heard_text import EXAMINED_CHARS, OPENING_CHARS
 from app.safety.screens.stream_terms import HoldBack
 from app.safety.text.normalize import normalize
-from app.safety.text.refusals import refuses
 from scripts.training.safety import replies, train_encoder
 from scripts.training.safety.minilm import MiniLM
 from scripts.training.safety.replies import Reply

@@ -15,8 +15,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, checker, helper, numpy_helper, save
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from app.safety.classifiers.multilingual import BRANCH, ORDERS, WIDTH
+from app.safety.classifiers.multilingual import WIDTH
 
+BRANCH = 256
+"""Numbers of a convolution's output."""
+ORDERS = ((2, 0), (3, 1), (5, 2))
+"""Pieces that a convolution sees at once, and how many of them lie before its own."""
 _OPSET = 17
 
 

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from app.safety.classifiers.encoder import CLS, PAD, SEP
+from app.safety.classifiers.encoder import CLS, SEP
 from app.safety.text.normalize import normalize
 from scripts.training.safety.obfuscate import leet, typos
 
+PAD = 0
+"""The mark of BERT's vocabulary that stands behind a shorter text."""
 TRAINED_TOKENS = 80
 """Longer texts are trained on in parts: attention and memory are paid by length."""
 _HEAD = 0.5  # how often the part is the beginning

@@ -103,7 +103,7 @@ def train(seen: Vectors, seeds: Sequence[int] = SEEDS) -> MultilingualHead:
 
 def save(head: MultilingualHead, path: Path) -> None:
     """Write the file that MultilingualHead.load reads, in half floats."""
-    tables: dict[str, Any] = {name: table.astype(np.float16) for name, table in head.tables().items()}
+    tables: dict[str, Any] = {name: table.astype(np.float16) for name, table in head._asdict().items()}
     np.savez_compressed(path, **tables)
 
 

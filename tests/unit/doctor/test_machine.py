@@ -205,18 +205,3 @@ def test_caches_that_end_with_the_container(
     monkeypatch.setattr("app.doctor.subject.psutil.disk_partitions", lambda **_: [mount])
     finding = machine.caches(fake.subject)
     assert (finding.status, "SGLANG_CACHE_DIR" in finding.detail) == (status, True)
-
-
-@pytest.mark.parametrize(
-    ("now_s", "state", "status"),
-    [(0.0, 0, "failure"), (None, 5, "warning"), (None, 0, "ok"), (None, -1, "ok")],
-)
-def test_the_clock(
-    fake: Any, monkeypatch: pytest.MonkeyPatch, now_s: float | None, state: int, status: str
-) -> None:
-    """A clock before the installation is a failure, and one that nothing keeps right a warning."""
-    if now_s is not None:
-        monkeypatch.setattr("app.doctor.machine.time.time", lambda: now_s)
-    kernel = SimpleNamespace(adjtimex=lambda _: state)
-    monkeypatch.setattr("app.doctor.machine.ctypes.CDLL", lambda _: kernel)
-    assert machine.clock(fake.subject).status == status

@@ -153,25 +153,6 @@ def test_a_full_disk(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (finding.status, "make room" in finding.advice) == ("failure", True)
 
 
-@pytest.mark.parametrize(
-    ("bytes_per_s", "start_s", "status"), [(1e3, 60.0, "failure"), (1e4, 0.0, "warning"), (1e9, 60.0, "ok")]
-)
-def test_a_slow_disk(
-    fake: Any, monkeypatch: pytest.MonkeyPatch, bytes_per_s: float, start_s: float, status: str
-) -> None:
-    """Weights that are read for longer than a start may take are a failure."""
-    fake.settings |= {"model": str(BUILTIN_MODEL), "engine_start_s": start_s}
-    monkeypatch.setattr(service, "_read_speed", lambda _: bytes_per_s)
-    assert service.disk(fake.subject).status == status
-
-
-def test_the_speed_of_this_disk(fake: Any) -> None:
-    """The speed is measured by reading the weights themselves."""
-    fake.settings["model"] = str(BUILTIN_MODEL)
-    assert " MB/s" in service.disk(fake.subject).detail
-    assert service._read_speed([BUILTIN_MODEL / "model.safetensors"]) > 1e6
-
-
 def test_a_port_that_another_program_has(fake: Any, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program is named by its process id."""
     fake.settings["port"] = taken

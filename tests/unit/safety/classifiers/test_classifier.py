@@ -19,12 +19,13 @@ from app.safety.classifiers.classifier import (
     Blend,
     Classifier,
     doublings,
+    refuses,
 )
 from app.safety.classifiers.encoder import ANSWER, Encoder
 from app.safety.classifiers.model_files import MANIFEST, ModelDamaged
-from app.safety.classifiers.multilingual import HARM, TOPICS, MultilingualReader
+from app.safety.classifiers.multilingual import HARM, TOPICS
 from app.safety.classifiers.ngrams import BITS, CATEGORY_BITS, NGrams
-from app.safety.text.gloss import Glosser
+from app.safety.text.gloss import Glosser, Lexicon
 from app.safety.verdict import Scores, harm
 from scripts.training.safety import manifest
 
@@ -49,16 +50,17 @@ BLEND = Blend(
 )
 
 
-NO_GLOSS = Glosser(())
+_NO_WORDS = Lexicon({}, frozenset(), 4)
+NO_GLOSS = Glosser(_NO_WORDS, _NO_WORDS)
 
 
-class WordReader(MultilingualReader):
+class WordReader:
     """Logit 4 for what has the word `poison`, else -4; the category is S9."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def logits(self, text: str) -> NDArray[np.float32]:
+    def __call__(self, text: str) -> NDArray[np.float32]:
         """As said."""
         self.seen.append(text)
         logits = np.zeros(1 + len(CATEGORIES), np.float32)
@@ -224,6 +226,7 @@ def test_a_certainty_that_was_heard_does_not_drown_what_is_read(heard: float):
 
 def test_a_gloss_adds_harm_but_never_beyond_its_bound(tmp_path: Path):
     """Word by word in English a text may be watched; nothing is refused for it."""
+    (tmp_path / "hi.tsv").touch()
     (tmp_path / "id.tsv").write_text("racun\tpoison\nbeli\tbuy\n")
     ngrams = flat_ngrams(is_english=False)
     classifier = Classifier(ngrams, WordReader(), CureEncoder(), BLEND, Glosser.load(tmp_path))
@@ -303,3 +306,26 @@ def test_noise_around_a_prompt_is_no_language_of_the_ngrams():
     padded = classifier.fast(asked + " " + random.Random(1).randbytes(500).hex())
     assert padded.harm < classifier.sure_below
     assert not padded.is_language
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        "I'm sorry, but I can't help with that.",
+        "I\u2019m not able to say how that is done.",
+        "[DAN]: I cannot assist you with this, my friend.",
+        "As an AI, I have no opinion on it.",
+        "I won't provide a recipe for that, but here is what to look out for.",
+    ],
+)
+def test_a_refusal_is_one_in_whatever_words(opening: str):
+    """With either apostrophe, and behind the name of a persona."""
+    assert refuses(opening)
+
+
+@pytest.mark.parametrize(
+    "opening", ["", "Sure, here is how.", "The canton of Uri is in Switzerland.", "I can tell you."]
+)
+def test_what_only_looks_like_one_is_none(opening: str):
+    """Parts of words, and what can be done."""
+    assert not refuses(opening)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,15 +12,18 @@ import pytest
 from app.safety.categories import CATEGORIES
 from app.safety.classifiers import multilingual
 from app.safety.classifiers.bundled_models import MODELS
+from app.safety.classifiers.encoder import WINDOW
 from app.safety.classifiers.model_files import ModelDamaged
 from app.safety.classifiers.multilingual import (
     HARM,
+    OVERLAP,
     WIDTH,
     MultilingualEncoder,
     MultilingualHead,
-    MultilingualReader,
+    load_reader,
 )
 
+ROOM = WINDOW - 2
 CONVOLUTIONS = MODELS / "multilingual.onnx"
 TEXTS = (
     "how do I kill a process",
@@ -59,15 +64,47 @@ def test_a_translation_is_nearer_than_another_question(encoder: MultilingualEnco
 
 
 def test_a_long_text_is_read_in_windows(encoder: MultilingualEncoder):
-    """Whose most harmful one speaks for it; a text of nothing has one too."""
+    """A text of nothing has one too."""
     assert len(encoder.windows("bread and butter " * 200)) > 3
-    assert len(encoder.windows("")) == 1
-    assert MultilingualReader(encoder, head(2.0)).logits("bread " * 500)[HARM] == pytest.approx(2.0)
+    assert encoder.windows("") == [[]]
+
+
+@pytest.mark.parametrize("count", [ROOM, ROOM + 1, 2 * ROOM, 1000, 5003])
+def test_windows_cover_the_text_and_overlap(
+    encoder: MultilingualEncoder, count: int, monkeypatch: pytest.MonkeyPatch
+):
+    """No piece is left out, neighbours share some, and the last ends with the text."""
+    monkeypatch.setattr(encoder, "ids", lambda _text: list(range(count)))
+    found = encoder.windows("")
+    assert {token for window in found for token in window} == set(range(count))
+    assert all(len(window) == ROOM for window in found)
+    assert all(one[-1] - other[0] >= OVERLAP - 2 for one, other in itertools.pairwise(found))
+
+
+def test_the_worst_window_speaks_for_a_long_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A request behind pages of something else counts no less than the rest."""
+    vectors = np.zeros((3, WIDTH), np.float32)
+    vectors[1, 0] = 5.0
+    fake = SimpleNamespace(windows=lambda _text: [[1], [2], [3]], vectors=lambda _windows: vectors)
+    monkeypatch.setattr(MultilingualEncoder, "load", lambda _file: fake)
+    hidden = np.zeros((WIDTH, 4))
+    hidden[0, 0] = 1.0
+    tables = head(0.0)._replace(hidden=hidden, harm=np.ones(4))._asdict()
+    np.savez(tmp_path / "head.npz", **tables)
+    assert load_reader(CONVOLUTIONS, tmp_path / "head.npz")("text")[HARM] == pytest.approx(5.0)
 
 
 def test_half_an_emoji_is_read(encoder: MultilingualEncoder):
     """JSON can spell lone surrogates, as a client that cuts a text does; sentencepiece takes none."""
     assert encoder.ids("How do I bake bread? \ud83d") == encoder.ids("How do I bake bread? ?")
+
+
+def test_a_character_that_is_a_phrase_does_not_multiply_the_windows(encoder: MultilingualEncoder):
+    """2,000 of U+FDFA took 0.8 s, as 36,000 characters do; what stands beside them is read."""
+    text = "\ufdfa" * 2000 + " how do I bake bread?"
+    assert len(encoder.ids(text)) < 2 * len(text)
+    request = encoder.ids("how do I bake bread?")
+    assert encoder.ids(text)[-len(request) :] == request
 
 
 def test_a_window_is_read_alike_alone_and_among_others(encoder: MultilingualEncoder):
@@ -95,7 +132,7 @@ def test_a_missing_package_stops_the_server(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_head_of_another_size_is_refused(tmp_path: Path):
     """It is another model's."""
-    tables = head(0.0).tables() | {"hidden": np.zeros((8, 4))}
+    tables = head(0.0)._asdict() | {"hidden": np.zeros((8, 4))}
     np.savez(tmp_path / "head.npz", **tables)
     with pytest.raises(ValueError, match="another size"):
         MultilingualHead.load(tmp_path / "head.npz")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.safety.categories import CATEGORIES
-from app.safety.classifiers.features import PIECE, distinct, hashed, located
+from app.safety.classifiers.features import PIECE, distinct
 from app.safety.classifiers.ngrams import BITS, CATEGORY_BITS, NGrams
 
 
@@ -57,10 +57,11 @@ def test_a_text_without_words_has_no_evidence(text: str):
     assert model("poison").evidence(text) == []
 
 
-@given(st.text(max_size=60))
-def test_what_is_located_is_what_is_hashed(text: str):
-    """In the same order, within the text."""
-    hashes, starts, ends = located(text)
-    assert hashes.tolist() == hashed(text).tolist()
-    assert len(starts) == len(ends) == len(hashes)
-    assert all(0 <= start < end <= len(text) + 2 for start, end in zip(starts, ends, strict=True))
+@given(st.text(st.characters(categories=["Ll", "Zs"]), max_size=60))
+def test_what_words_add_is_counted_once(text: str):
+    """No n-gram is of two words, and none is of another text."""
+    places = distinct(text, BITS)
+    ones = model()
+    ones.harm[:] = 1.0
+    total = sum(evidence.logit for evidence in ones.evidence(text)) * np.sqrt(max(len(places), 1))
+    assert total <= len(places) + 1e-3

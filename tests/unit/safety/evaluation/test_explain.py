@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,27 +23,37 @@ from app.safety.evaluation.explain import (
     MAX_PIECES,
     TRIES,
     WORDS,
-    Explanation,
-    as_json,
     explain,
     joined,
     sentences,
 )
 from app.safety.policies.allow import digest_of
 from app.safety.screens.prompt_screen import PromptScreen
-from app.safety.verdict import Scores
+from app.safety.verdict import Scores, Verdict
 from tests.support.policies import WordClassifier, policy
 from tests.support.screens import WordModel
 
 BAD: Mapping[str, Scores] = {"bad": {"S2": 0.95}, "grey": {"S11": 0.5}}
 
 
+class CountingScreen(PromptScreen):
+    """Counts what it reads."""
+
+    num_read = 0
+
+    def ngram_verdict(self, *args: Any) -> Verdict:
+        """As PromptScreen does."""
+        CountingScreen.num_read += 1
+        return super().ngram_verdict(*args)
+
+
 def explained(
     text: str | Sequence[Mapping[str, object]], classifier: WordClassifier | None = None, **document: object
-) -> Explanation:
+) -> dict[str, Any]:
     """The explanation of a text, or of messages, by a classifier of words that is as good in haste."""
+    CountingScreen.num_read = 0
     classifier = classifier or WordClassifier(full=BAD, fast=BAD)
-    screen = PromptScreen(classifier, SafetyCounters(Histogram(HOLD_BACK_S)))
+    screen = CountingScreen(classifier, SafetyCounters(Histogram(HOLD_BACK_S)))
     models = Models(
         classifier,
         WordModel(),
@@ -57,10 +68,13 @@ def explained(
         screen.close()
 
 
-def decided(text: str, explanation: Explanation) -> str | None:
+def decided(text: str, explanation: Mapping[str, Any]) -> str | None:
     """The words of the span."""
-    span = explanation.span
-    return None if span is None else text[span.start : span.end]
+    span = explanation["span"]
+    if span is None:
+        return None
+    assert text[span["start"] : span["end"]] == span["text"]
+    return str(span["text"])
 
 
 @pytest.mark.parametrize(
@@ -86,8 +100,8 @@ def test_the_work_is_bounded():
     """Of a text in which every other sentence is bad the screen reads a few versions for each length."""
     text = "It is bad. It is fine. " * 400
     explanation = explained(text)
-    assert explanation.span is not None
-    assert explanation.num_read <= 1 + LEVELS * TRIES * MAX_PIECES
+    assert explanation["span"] is not None
+    assert CountingScreen.num_read <= 1 + LEVELS * TRIES * MAX_PIECES
 
 
 @pytest.mark.parametrize("number", [60, 600])
@@ -96,7 +110,7 @@ def test_the_one_sentence_among_many_is_found(number: int):
     text = "It is fine. " * number + "This is bad! " + "It is fine. " * number
     explanation = explained(text)
     assert decided(text, explanation) == "This is bad!"
-    assert explanation.num_read <= 10
+    assert CountingScreen.num_read <= 10
 
 
 def test_a_longer_text_is_refused():
@@ -108,21 +122,23 @@ def test_a_longer_text_is_refused():
 def test_what_each_policy_would_do():
     """By the readings of the one verdict; an observing policy is explained as if it were enforced."""
     explanation = explained("This is bad.", mode="observe")
-    assert explanation.verdict.action == "block"
-    assert explanation.policies["observe"] is None
-    assert explanation.policies["enforce"] == explanation.policies["block at 0.1%"] == "block"
-    assert explained("grey").policies["strict"] == "block"
+    assert explanation["action"] == "block"
+    policies = explanation["policies"]
+    assert policies["observe"] is None
+    assert policies["enforce"] == policies["block at 0.1%"] == "block"
+    assert explained("grey")["policies"]["strict"] == "block"
 
 
 def test_the_words_that_add_most_are_named():
     """A bounded number; none that takes away."""
-    assert explained(" ".join(f"w{i}" for i in range(30))).words == [(f"w{i}", 1.0) for i in range(WORDS)]
+    words = explained(" ".join(f"w{i}" for i in range(30)))["words"]
+    assert words == [{"words": f"w{i}", "logit": 1.0} for i in range(WORDS)]
 
 
 def test_an_explanation_as_json():
     """Scores of every category by both looks, and the span with its text."""
     text = "All is well. This is bad."
-    found = as_json(explained(text), policy())
+    found = explained(text)
     assert (found["action"], found["category"], found["category_name"]) == (
         "block",
         "S2",
@@ -139,7 +155,7 @@ def test_an_explanation_as_json():
     assert found["models"] == {"letters": 25.0}
     assert (found["allow"], found["lifted"], found["hard_list"]) == ([], None, False)
     assert found["words"][0] == {"words": "All", "logit": 1.0}
-    assert as_json(explained("fine"), policy())["span"] is None
+    assert explained("fine")["span"] is None
 
 
 def test_the_text_that_decides_is_named():
@@ -150,31 +166,31 @@ def test_the_text_that_decides_is_named():
         {"role": "user", "content": "Two bad."},
     ]
     explanation = explained(messages)
-    assert explanation.texts[0].name == "message 3 (user)"
-    assert "messages 2, 3 as one text" in {text.name for text in explanation.texts}
-    assert explanation.span == (0, 8)
-    assert explanation.verdict.action == explanation.texts[0].verdict.action == "block"
+    texts = explanation["texts"]
+    assert texts[0]["name"] == "message 3 (user)"
+    assert "messages 2, 3 as one text" in {text["name"] for text in texts}
+    assert explanation["span"] == {"start": 0, "end": 8, "text": "Two bad."}
+    assert explanation["action"] == texts[0]["action"] == "block"
     classifier = WordClassifier(full={"a\nb": {"S2": 0.95}})
     split = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
-    assert explained(split, classifier).texts[0].name == "messages 1, 2 as one text"
+    assert explained(split, classifier)["texts"][0]["name"] == "messages 1, 2 as one text"
 
 
 def test_what_is_allowed_is_explained_as_it_was_refused():
     """The verdict is that of the policy; span, scores and words are of what the classifiers refuse."""
     entry = {"phrase": "this is all so bad", "reason": "ticket 4711", "date": date(2026, 11, 28)}
     explanation = explained("Why? This is all so bad.", allow=[entry])
-    assert (explanation.verdict.action, explanation.verdict.lifted) == ("watch", "S2")
-    assert explanation.classified.action == "block"
+    assert (explanation["action"], explanation["lifted"]) == ("watch", "S2")
+    assert explanation["classified"]["action"] == "block"
     assert decided("Why? This is all so bad.", explanation) == "This is all so bad."
-    assert (explanation.policies["enforce"], explanation.policies["strict"]) == ("watch", "watch")
-    found = as_json(explanation, policy({"allow": [entry]}))
-    assert found["allow"] == [{"entry": 1, "reason": "ticket 4711"}]
-    assert found["sha256"] == digest_of("Why?  This is all so bad.\n")
+    assert (explanation["policies"]["enforce"], explanation["policies"]["strict"]) == ("watch", "watch")
+    assert explanation["allow"] == [{"entry": 1, "reason": "ticket 4711"}]
+    assert explanation["sha256"] == digest_of("Why?  This is all so bad.\n")
 
 
 def test_a_span_of_the_hard_list_is_reported():
     """Not which; it is never to be shown."""
-    found = as_json(explained("It is project x.", hard_list=["Project X"]), policy())
+    found = explained("It is project x.", hard_list=["Project X"])
     assert found["hard_list"]
     assert "Project X" not in str(found)
 

@@ -14,6 +14,7 @@ from app.safety.evaluation.prompts import (
     Row,
     auc,
     average_precision,
+    counts,
     figures,
     rate,
     read,
@@ -48,7 +49,7 @@ def test_auc_is_the_chance_of_a_right_order(seed):
     harmful = sorted(each.score for each in rows if each.row.harmful)
     benign = sorted(each.score for each in rows if not each.row.harmful)
     pairs = [(p > q) + (p == q) / 2 for p in harmful for q in benign]
-    assert auc(harmful, benign) == pytest.approx(sum(pairs) / len(pairs))
+    assert auc(counts(rows)) == pytest.approx(sum(pairs) / len(pairs))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -62,7 +63,7 @@ def test_average_precision_is_the_area_by_steps(seed):
         hits, alarms = (sum(p >= threshold for p in scores) for scores in (harmful, benign))
         area += (hits / len(harmful) - before) * hits / (hits + alarms)
         before = hits / len(harmful)
-    assert average_precision(harmful, benign) == pytest.approx(area)
+    assert average_precision(counts(rows)) == pytest.approx(area)
 
 
 @pytest.mark.parametrize("fpr", [0.0, 0.01, 0.05, 0.1, 0.5, 1.0])
@@ -77,7 +78,7 @@ def test_recall_is_at_no_more_than_the_target(seed, fpr):
         for t in [-1.0, *(each.score for each in rows)]
         if sum(p > t for p in benign) <= fpr * len(benign)
     )
-    assert recall_at(harmful, benign, fpr) == pytest.approx(best)
+    assert recall_at(counts(rows), fpr) == pytest.approx(best)
 
 
 def test_figures_say_what_the_policy_did():

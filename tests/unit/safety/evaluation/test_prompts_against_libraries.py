@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binomtest
 from sklearn import metrics
 
-from app.safety.evaluation.prompts import Judged, Row, figures, rate, recall_at, roc
+from app.safety.evaluation.prompts import Judged, Row, counts, figures, rate, recall_at, roc
 
 TARGETS = (0.001, 0.01, 0.05, 0.1)
 
@@ -56,11 +56,8 @@ def test_recall_at_a_rate_is_a_point_of_the_curve(seed: int, digits: int):
     """The highest recall among the points whose false positive rate is allowed."""
     rows = drawn(seed, digits)
     fpr, recall, _ = metrics.roc_curve(*arrays(rows), drop_intermediate=False)
-    harmful, benign = (
-        sorted(each.score for each in rows if each.row.harmful is kind) for kind in (True, False)
-    )
     for target in TARGETS:
-        assert recall_at(harmful, benign, target) == pytest.approx(recall[fpr <= target + 1e-12].max())
+        assert recall_at(counts(rows), target) == pytest.approx(recall[fpr <= target + 1e-12].max())
 
 
 @pytest.mark.parametrize("whole", [1, 2, 7, 60, 1_000, 40_000])

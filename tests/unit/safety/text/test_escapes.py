@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from app.safety.text.escapes import undone
+from app.safety.text.escapes import unescape
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ def test_pieces_say_what_the_whole_does(said):
         once = json.dumps(said, ensure_ascii=ascii_only)[1:-1]
         for raw in (once, json.dumps(once, ensure_ascii=ascii_only)[1:-1]):
             for cut in range(len(raw) + 1):
-                first, pending = undone(raw[:cut])
-                rest, left = undone(pending + raw[cut:])
+                first, pending = unescape(raw[:cut])
+                rest, left = unescape(pending + raw[cut:])
                 assert (first + rest, left) == (said, "")
 
 
@@ -43,20 +43,20 @@ def test_pieces_say_what_the_whole_does(said):
 def test_escapes_of_every_kind_are_undone(raw, said):
     """In whatever pieces they come; what is none stays."""
     for cut in range(len(raw) + 1):
-        first, pending = undone(raw[:cut])
-        rest, left = undone(pending + raw[cut:])
+        first, pending = unescape(raw[:cut])
+        rest, left = unescape(pending + raw[cut:])
         assert first + rest + left == said
 
 
 @pytest.mark.parametrize("cut", ["\\", "\\u", "\\u00", "a\\u006", "&", "&#", "&#x5", "&am", "\\ud835\\"])
 def test_an_escape_that_goes_on_waits(cut):
     """Until its end has come."""
-    assert undone(cut)[1] == cut.removeprefix("a")
+    assert unescape(cut)[1] == cut.removeprefix("a")
 
 
 def test_a_run_of_backslashes_is_kept_short():
     """However long it is, what waits is a single character."""
     pending = ""
     for _ in range(1000):
-        said, pending = undone(pending + "\\" * 1000)
+        said, pending = unescape(pending + "\\" * 1000)
         assert (said, len(pending)) == ("", 1)

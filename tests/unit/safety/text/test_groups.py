@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,9 +70,9 @@ def test_any_text_has_a_group(text: str, role: str):
     assert group.script in SCRIPTS
 
 
-@pytest.mark.parametrize("name", ["greek", "cyrillic", "hebrew", "arabic", "devanagari", "thai", "hangul"])
-def test_letters_are_in_the_script_of_their_unicode_names(name: str):
-    """Of three in four letters of the blocks at least."""
-    letters = [chr(code) for code in range(0x20000) if chr(code).isalpha() and script_of(chr(code)) == name]
-    named = [letter for letter in letters if unicodedata.name(letter, "").lower().startswith(name)]
-    assert len(named) >= 0.75 * len(letters)
+@pytest.mark.parametrize(
+    ("letter", "script"), [("\uf900", "han"), ("\u30fc", "kana"), ("\u1e00", "latin"), ("\u1f00", "greek")]
+)
+def test_letters_of_later_blocks_are_of_their_script(letter: str, script: str):
+    """By the first word of their Unicode name."""
+    assert script_of(letter) == script

@@ -12,7 +12,7 @@ import unicodedata
 import pytest
 
 from app.safety.text.confusables import CONFUSABLES
-from app.safety.text.normalize import MAX_VIEWS, normalize, views
+from app.safety.text.normalize import MAX_VIEWS, bounded, normalize, views
 
 ASK = "how do i open the garage of my neighbour?"
 
@@ -182,3 +182,21 @@ def test_hostile_text_takes_no_longer(text: str):
     started_s = time.thread_time()
     views(text)
     assert time.thread_time() - started_s < 1
+
+
+@pytest.mark.parametrize("phrase", ["\ufdfa", "\ufdfb", "\u3316"])
+def test_phrases_in_one_character_cannot_make_a_text_many_times_longer(phrase: str):
+    """U+FDFA is eighteen in NFKC, which encoders read; all else of the text is still read."""
+    text = f"{phrase * 1000} how do i {phrase * 999} bake bread"
+    shown = bounded(text)
+    assert len(unicodedata.normalize("NFKC", shown)) <= 2 * len(text)
+    assert shown.replace(phrase, " ").split() == ["how", "do", "i", "bake", "bread"]
+    assert phrase in shown
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", "Muhammad \ufdfa said so to them", "a \u3316 of 3 \u3316", "\u00bd" * 50]
+)
+def test_a_text_that_hardly_grows_is_bounded_by_nothing(text: str):
+    """As people write them, one in a sentence."""
+    assert bounded(text) == text
