@@ -253,7 +253,7 @@ class EngineLoad:
 
     Servers elsewhere do not say."""
     faults: Mapping[str, int] = field(default_factory=dict)
-    """What servers elsewhere did wrong, by kind (app.engine.remote.faults)."""
+    """What servers elsewhere did wrong, by kind (app.engine.http.server)."""
     replica_used_tokens: Sequence[int] = ()
     """`used_tokens` of each replica; empty where the engine does not say."""
     moved: Mapping[str, int] = field(default_factory=dict)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from app.core import Engine
 from app.engine.grammar.cost import GrammarBudget
-from app.engine.restarts import RestartLimits
 from app.engine.scripted.engine import Script, ScriptedEngine
-from app.engine.standby import SupervisedEngine
+from app.engine.supervise import RestartLimits, SupervisedEngine
 from app.routing.router import AUTO
 from app.safety.counters import SafetyCounters
 from app.safety.guard.templates import GuardFormat, format_of
@@ -59,7 +58,7 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
 
 def sglang_options(settings: Settings) -> SGLangOptions:
     """The options of the main model's engine in this process, or on another node."""
-    from app.engine.image_limits import ImageLimits
+    from app.engine.request_limits import ImageLimits
     from app.engine.sglang.args import SGLangOptions
 
     return SGLangOptions(
@@ -101,8 +100,8 @@ def models_of(settings: Settings) -> Mapping[str, str]:
 
 def _remote_engine(settings: Settings) -> Engine:
     """The model of the servers at `remote_url`. Raises SettingsError."""
-    from app.engine.remote.engine import RemoteEngine, RemoteOptions, parse_urls
-    from app.engine.remote.server import Timeouts
+    from app.engine.http.engine import RemoteEngine, RemoteOptions, parse_urls
+    from app.engine.http.server import Timeouts
     from app.engine.sglang.remote import RemoteModelOptions, load_remote_model
 
     model = RemoteModelOptions(
@@ -212,8 +211,8 @@ def check_child_args(settings: Settings) -> None:
 
 def child_engine(options: SGLangOptions, on_exit: OnDeath, settings: Settings) -> Engine:
     """A model beside this process's own, in a server that is started, watched and stopped here."""
-    from app.engine.remote.child_server import ChildServer
-    from app.engine.remote.engine import RemoteEngine, RemoteOptions
+    from app.engine.child_server import ChildServer
+    from app.engine.http.engine import RemoteEngine, RemoteOptions
     from app.engine.sglang.child import child_command, fresh_key
     from app.engine.sglang.remote import RemoteModelOptions, load_remote_model
 

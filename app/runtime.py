@@ -16,7 +16,7 @@ from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.admission.tuning import AdmissionTuning
 from app.core import Engine, Health
-from app.engine.restarts import history_of, start_stage_of
+from app.engine.supervise import history_of, start_stage_of
 from app.engine_factory import (
     OnDeath,
     build_engine,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from structlog.typing import FilteringBoundLogger
 
-from app.engine.restarts import LossCause
+from app.engine.supervise import LossCause
 
 
 class RestartLog:

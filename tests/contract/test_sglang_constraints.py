@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.engine.grammar.walk import Vocabulary, Walker
-from app.engine.remote.model import Facts
+from app.engine.http.model import Facts
 from app.errors import BadRequest, UnsupportedParameter
 from tests.support.engines import chat
 

@@ -124,26 +124,19 @@ class WorkerPool:
 
     async def _ask(self, kind: str, source: str, tokens: int) -> GrammarVerdict:
         process = await self._worker()
-        assert process.stdin is not None
-        assert process.stdout is not None
         reply = b""
         try:
-            async with asyncio.timeout(CLOCK_FACTOR * self._setup.budget.check_s):
-                asked = {"kind": kind, "source": source, "tokens": tokens}
-                process.stdin.write(json.dumps(asked).encode() + b"\n")
-                await process.stdin.drain()
-                reply = await process.stdout.readline()
-        except (TimeoutError, OSError):
-            pass
+            asked = json.dumps({"kind": kind, "source": source, "tokens": tokens}).encode() + b"\n"
+            reply = await _reply(process, asked, CLOCK_FACTOR * self._setup.budget.check_s)
         finally:
-            if reply.endswith(b"\n"):
+            if reply:
                 self._idle.append(process)
             else:
                 await self._replace(process)
-        if reply.endswith(b"\n"):
-            fields = json.loads(reply)
-            return GrammarVerdict(fields["outcome"], fields["reason"])
-        return self._died(process)
+        if not reply:
+            return self._died(process)
+        fields = json.loads(reply)
+        return GrammarVerdict(fields["outcome"], fields["reason"])
 
     async def _worker(self) -> asyncio.subprocess.Process:
         while self._idle:
@@ -187,15 +180,9 @@ class WorkerPool:
             start_new_session=True,  # a group of its own, which Ctrl-C does not reach
         )
         self._all.add(process)
-        assert process.stdin is not None
-        assert process.stdout is not None
         ready = b""
         try:
-            with contextlib.suppress(TimeoutError, OSError):
-                async with asyncio.timeout(START_S):
-                    process.stdin.write(self._setup.line())
-                    await process.stdin.drain()
-                    ready = await process.stdout.readline()
+            ready = await _reply(process, self._setup.line(), START_S)
         finally:
             if not ready:
                 await self._kill(process)
@@ -212,3 +199,16 @@ class WorkerPool:
         process.stdin.close()
         await process.stdout.read()  # to its end, which closes the pipe
         await process.wait()
+
+
+async def _reply(process: asyncio.subprocess.Process, message: bytes, timeout_s: float) -> bytes:
+    """The line that a worker answers a message with; empty where it ends or takes longer."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    reply = b""
+    with contextlib.suppress(TimeoutError, OSError):
+        async with asyncio.timeout(timeout_s):
+            process.stdin.write(message)
+            await process.stdin.drain()
+            reply = await process.stdout.readline()
+    return reply if reply.endswith(b"\n") else b""

@@ -26,11 +26,11 @@ from app.core import (
     Prompt,
     ToolCall,
 )
-from app.engine.limits import answer_budget, check_text_only
+from app.engine.request_limits import answer_budget, check_text_only
 from app.engine.scripted.run import Run
 from app.engine.scripted.service import Seat, Service, ServiceRates
 from app.engine.scripted.vocabulary import Vocabulary, prompt_ids, taken_over, token_id
-from app.engine.tally import Tallies
+from app.engine.sink import Tallies
 from app.errors import EngineFailed, EngineNotReady, EngineOverloaded
 from app.settings import SettingsError
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from app.core import Counts
-from app.engine.restarts import RestartHistory, RestartLimits
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.recovery import OPENING_S, OPENING_TOKENS, Recovery
+from app.engine.supervise import RestartHistory, RestartLimits
 from tests.support.live_choices import FakeEngine, NotingSink, VirtualTime, choice
 from tests.support.sse_client import until
 

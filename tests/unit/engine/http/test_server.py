@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.engine.remote.circuit_breaker import Breaker
+from app.engine.http.server import Breaker
 
 
 def test_failures_in_a_row_open_it() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core import Counts
-from app.engine.remote import events as remote_events
-from app.engine.remote.events import (
+from app.engine.http import events as remote_events
+from app.engine.http.events import (
     ChoiceReader,
     ChoiceStep,
     EventReader,

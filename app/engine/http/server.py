@@ -1,24 +1,29 @@
 """One remote SGLang server: its HTTP, its circuit breaker, its last known load. Nothing of any model.
 
 A request's answer that breaks off raises `ServerGone`; what the server itself refuses raises `Refusal`.
+
+| breaker | requests | until |
+|---|---|---|
+| closed | pass | `threshold` failures in a row, or `trip` → open |
+| open | refused | a probe at `next_probe_s` that succeeds → closed |
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import orjson
 
 from app.core import EngineLoad
-from app.engine.remote.circuit_breaker import Breaker
-from app.engine.remote.events import refusal_of
-from app.engine.remote.faults import Fault
+from app.engine.http.events import Refusal, refusal_of
+from app.engine.http.model import Facts
+from app.engine.supervise import Backoff
 
 CONNECT_TIMEOUT_S = 5.0
 HEADERS_TIMEOUT_S = 15.0
@@ -28,6 +33,21 @@ HEALTH_TIMEOUT_S = 30.0
 """`/health` generates a token where nothing else runs, and gives up after 20 s."""
 MAX_ANSWER_BYTES = 4 * 1024**2
 MAX_REFUSAL_BYTES = 64 * 1024
+NOT_FOUND = 404
+
+Fault = Literal[
+    "unreachable", "broke_off", "silent", "stalled", "unreadable", "wrong_count", "after_end", "abort"
+]
+"""The fault of a server:
+
+- `unreachable`: no connection, no headers, or an answer that is no stream
+- `broke_off`: the stream ended before the answer did
+- `silent`, `stalled`: nothing for too long, in one stream, or in all of them and no health either
+- `unreadable`: an event that no SGLang sends
+- `wrong_count`: a count that does not fit the ids, or goes back
+- `after_end`: more of an answer behind its last event
+- `abort`: a request that it did not stop when asked to
+"""
 
 Read = Callable[[], Awaitable[bytes]]
 
@@ -50,29 +70,69 @@ class Timeouts:
     poll_s: float = POLL_TIMEOUT_S
 
 
+class Breaker:
+    """A circuit breaker: a server that keeps failing gets no request until a probe finds it healthy.
+
+    Probes are the owner's: no caller's request is spent on finding out. Times are passed in, in seconds of a
+    monotonic clock.
+    """
+
+    def __init__(
+        self, *, threshold: int = 3, first_pause_s: float = 1.0, longest_pause_s: float = 30.0
+    ) -> None:
+        self._threshold = threshold
+        self._backoff = Backoff(first_pause_s, longest_pause_s)
+        self._failures = 0
+        self.is_open = False
+        self.next_probe_s = 0.0
+
+    def succeeded(self) -> None:
+        """The server did what it was asked. An open breaker stays so: only a probe closes it."""
+        self._failures = 0
+
+    def close(self) -> None:
+        """A probe found the server healthy."""
+        self._failures = 0
+        self._backoff.reset()
+        self.is_open = False
+
+    def failed(self, now_s: float) -> None:
+        """A request, a poll or a probe failed."""
+        self._failures += 1
+        if self.is_open:
+            self.next_probe_s = now_s + self._backoff.next_s()
+        elif self._failures >= self._threshold:
+            self.trip(now_s)
+
+    def trip(self, now_s: float, *, probe_now: bool = False) -> None:
+        """Open at once; the first probe is due after the pause, or now."""
+        if not self.is_open:
+            self.is_open = True
+            self.next_probe_s = now_s if probe_now else now_s + self._backoff.next_s()
+
+
 class RemoteServer:
     """One base URL. The session, and with it the connection pool, is the owner's."""
 
-    def __init__(
-        self, url: str, session: aiohttp.ClientSession, timeouts: Timeouts, breaker: Breaker
-    ) -> None:
+    def __init__(self, url: str, session: aiohttp.ClientSession, timeouts: Timeouts) -> None:
         self.url = url
-        self.breaker = breaker
+        self.breaker = Breaker()
         self.num_open = 0
         """Streams of ours that are open on it."""
         self.load: EngineLoad | None = None
         """The load as last reported; None until then, and where the server reports none."""
         self._session = session
         self._timeouts = timeouts
-        self._heard_s = 0.0
-        self._streamed_s = 0.0
+        self._received_s = 0.0
+        """When anything was received last; the next is the same for its streams."""
+        self._progress_s = 0.0
         self._streams: set[aiohttp.ClientResponse] = set()
 
     # --- requests
 
     @asynccontextmanager
     async def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Read]:
-        """Send a request to `/generate`; gives a function that reads what has come, empty at the end.
+        """Send a request to `/generate`; gives a function that reads what was received, empty at the end.
 
         Leaving the block before the end closes the connection, which makes SGLang abort. Raises
         ServerGone and Refusal.
@@ -81,7 +141,7 @@ class RemoteServer:
         try:
             response = await self._post("/generate", body)
             self._streams.add(response)
-            self._streamed_s = self._heard_s
+            self._progress_s = self._received_s
             try:
                 await self._check(response)
                 yield lambda: self._read(response)
@@ -101,13 +161,13 @@ class RemoteServer:
         for response in list(self._streams):
             response.close()
 
-    def hear_stream(self) -> None:
-        """Note that the server works, though its streams have brought nothing: on a long prompt, say."""
-        self._streamed_s = asyncio.get_running_loop().time()
+    def touch(self) -> None:
+        """Note that the server works, though its streams have sent nothing: on a long prompt, say."""
+        self._progress_s = asyncio.get_running_loop().time()
 
     def silent_s(self, now_s: float) -> float:
         """The seconds without anything from the open streams, or a change of the load; 0 without a stream."""
-        return now_s - self._streamed_s if self._streams else 0.0
+        return now_s - self._progress_s if self._streams else 0.0
 
     # --- what it is
 
@@ -117,7 +177,7 @@ class RemoteServer:
             async with asyncio.timeout(timeout_s or self._timeouts.poll_s), self._get(path) as response:
                 await self._check(response)
                 data = await response.content.read(MAX_ANSWER_BYTES)
-                self._hear()
+                self._note_answer()
                 return orjson.loads(data) if data else None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:
             raise _gone(exc, "unreachable") from None
@@ -126,29 +186,42 @@ class RemoteServer:
         """Read its load; a change of it is a sign of life. Raises ServerGone, Refusal."""
         document = await self.get("/v1/loads?include=core")
         try:
-            ranks = document["loads"]
-            load = EngineLoad(
-                num_running_reqs=sum(int(rank["num_running_reqs"]) for rank in ranks),
-                num_queue_reqs=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
-                used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
-                max_total_tokens=sum(int(rank["max_total_num_tokens"]) for rank in ranks),
-                gen_throughput_tokens_per_s=sum(float(rank["gen_throughput"]) for rank in ranks),
-                max_running_reqs=sum(int(rank.get("max_running_requests", 0)) for rank in ranks),
-            )
+            load = total_load([_load(rank) for rank in document["loads"]])
         except (KeyError, TypeError, ValueError) as exc:
             raise ServerGone(f"its load cannot be read ({type(exc).__name__})", "unreadable") from None
         if load != self.load:
-            self.hear_stream()
+            self.touch()
         self.load = load
 
-    def heard_since(self, now_s: float) -> bool:
-        """Whether anything came from it after `now_s`, on the loop's clock."""
-        return self._heard_s > now_s
+    async def facts(self) -> Facts:
+        """The facts that it reports, under the newer or the older names.
+
+        Raises ServerGone, and Refusal, of which 404 says that it is no SGLang.
+        """
+        return Facts(
+            await self._either("/model_info", "/get_model_info"),
+            await self._either("/server_info", "/get_server_info"),
+        )
+
+    async def _either(self, path: str, older_path: str) -> dict[str, object]:
+        try:
+            document = await self.get(path)
+        except Refusal as refused:
+            if refused.status != NOT_FOUND:
+                raise
+            document = await self.get(older_path)
+        if not isinstance(document, dict):
+            raise ServerGone(f"{path} is no JSON object", "unreadable")
+        return document
+
+    def answered_since(self, now_s: float) -> bool:
+        """Whether anything was received from it after `now_s`, on the loop's clock."""
+        return self._received_s > now_s
 
     # --- inside
 
-    def _hear(self) -> None:
-        self._heard_s = asyncio.get_running_loop().time()
+    def _note_answer(self) -> None:
+        self._received_s = asyncio.get_running_loop().time()
 
     def _get(self, path: str) -> Any:
         return self._session.get(self.url + path, allow_redirects=False)
@@ -169,7 +242,7 @@ class RemoteServer:
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:
             raise _gone(exc, "unreachable") from None
-        self._hear()
+        self._note_answer()
         return response
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
@@ -185,8 +258,8 @@ class RemoteServer:
             data = await response.content.readany()
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:
             raise _gone(exc, "silent" if isinstance(exc, TimeoutError) else "broke_off") from None
-        self._hear()
-        self._streamed_s = self._heard_s
+        self._note_answer()
+        self._progress_s = self._received_s
         return data
 
 
@@ -197,3 +270,27 @@ def _gone(exc: Exception, kind: Fault) -> ServerGone:
     if isinstance(exc, TimeoutError):
         return ServerGone("no answer in time", kind)
     return ServerGone(f"broke off ({type(exc).__name__})", kind)
+
+
+def total_load(loads: Sequence[EngineLoad]) -> EngineLoad:
+    """The sum of the loads of ranks or of servers."""
+    return EngineLoad(
+        num_running_reqs=sum(load.num_running_reqs for load in loads),
+        num_queue_reqs=sum(load.num_queue_reqs for load in loads),
+        used_tokens=sum(load.used_tokens for load in loads),
+        max_total_tokens=sum(load.max_total_tokens for load in loads),
+        gen_throughput_tokens_per_s=sum(load.gen_throughput_tokens_per_s for load in loads),
+        max_running_reqs=sum(load.max_running_reqs for load in loads),
+    )
+
+
+def _load(rank: Mapping[str, Any]) -> EngineLoad:
+    """The load of one rank, from SGLang's document."""
+    return EngineLoad(
+        num_running_reqs=int(rank["num_running_reqs"]),
+        num_queue_reqs=int(rank["num_waiting_reqs"]),
+        used_tokens=int(rank["num_used_tokens"]),
+        max_total_tokens=int(rank["max_total_num_tokens"]),
+        gen_throughput_tokens_per_s=float(rank["gen_throughput"]),
+        max_running_reqs=int(rank.get("max_running_requests", 0)),
+    )

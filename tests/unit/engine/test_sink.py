@@ -1,6 +1,6 @@
 """Token ids counted apart: what a tally remembers, and for how long."""
 
-from app.engine.tally import Tallies
+from app.engine.sink import Tallies
 
 
 def test_a_running_tally_is_kept_and_an_ended_one_told_once():

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from app.engine.restart import Backoff, restart_with_backoff
+from app.engine.supervise import Backoff, supervise
 
 LOOPBACK = "127.0.0.1"
 FIRST_PAUSE_S = 1.0
@@ -123,7 +123,7 @@ class ChildServer:
 
     async def _watch(self) -> None:
         """Have a process running, for ever; the first has been started already."""
-        await restart_with_backoff(self._run_once, Backoff(self._first_pause_s, LONGEST_PAUSE_S))
+        await supervise(self._run_once, Backoff(self._first_pause_s, LONGEST_PAUSE_S))
 
     async def _run_once(self) -> bool:
         """Start a process unless one runs, and wait for its end; whether it lived for `STEADY_S`."""

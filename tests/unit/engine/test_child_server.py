@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from app.engine.remote.child_server import ChildCommand, ChildServer
+from app.engine.child_server import ChildCommand, ChildServer
 
 # Writes its own id and that of a child of its own, then listens until it is killed.
 SERVER = """
