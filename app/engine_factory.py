@@ -127,14 +127,26 @@ def build_small_engine(settings: Settings) -> SupervisedEngine | None:
     """
     if not settings.small_model:
         return None
+    kind, _, shape = settings.small_model.partition(":")
+    name = _small_name(settings)
+    check_names(_large_name(settings), name)
+    if kind == "scripted":
+        script = Script.parse(shape)
+        return SupervisedEngine(name, lambda on_exit: ScriptedEngine(script, name=name, on_death=on_exit))
+    options = _small_options(settings)
+    return SupervisedEngine(name, lambda on_exit: child_engine(options, on_exit, settings))
+
+
+def names_of(settings: Settings) -> list[str]:
+    """The names of the models in requests, as far as the settings say them; nothing is loaded."""
+    names = [_large_name(settings), _small_name(settings) if settings.small_model else ""]
+    return [name for name in names if name]
+
+
+def _small_options(settings: Settings) -> SGLangOptions:
     from app.engine.sglang.args import SGLangOptions
 
-    kind, _, shape = settings.small_model.partition(":")
-    if kind == "scripted":
-        script, name = Script.parse(shape), settings.small_served_model_name or "scripted-small"
-        check_names(_large_name(settings), name)
-        return SupervisedEngine(name, lambda on_exit: ScriptedEngine(script, name=name, on_death=on_exit))
-    options = SGLangOptions(
+    return SGLangOptions(
         model=settings.small_model,
         served_model_name=settings.small_served_model_name,
         server_args=settings.engine_args.get("small", {}),
@@ -143,27 +155,13 @@ def build_small_engine(settings: Settings) -> SupervisedEngine | None:
         grammar_mask_ms=settings.grammar_mask_ms,
         grammar_check_s=settings.grammar_check_s,
     )
-    check_names(_large_name(settings), options.name)
-    return SupervisedEngine(options.name, lambda on_exit: child_engine(options, on_exit, settings))
-
-
-def names_of(settings: Settings) -> list[str]:
-    """The names of the models in requests, as far as the settings say them; nothing is loaded."""
-    names = [_large_name(settings)]
-    if settings.small_model:
-        names.append(_small_name(settings))
-    return [name for name in names if name]
 
 
 def _small_name(settings: Settings) -> str:
     """The name of the small model, which the settings have."""
     if settings.small_model.partition(":")[0] == "scripted":
         return settings.small_served_model_name or "scripted-small"
-    from app.engine.sglang.args import SGLangOptions
-
-    return SGLangOptions(
-        model=settings.small_model, served_model_name=settings.small_served_model_name, table="small"
-    ).name
+    return _small_options(settings).name
 
 
 def _large_name(settings: Settings) -> str:

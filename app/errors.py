@@ -102,14 +102,30 @@ CODES: Mapping[str, Code] = {
 }
 """Every code a caller can meet. Codes are stable: one may be added, none changes its meaning."""
 
+_TYPES: Mapping[int, str] = {
+    **dict.fromkeys((400, 404, 405, 409, 410, 413, 431), "invalid_request_error"),
+    401: "authentication_error",
+    403: "permission_error",
+    **dict.fromkeys((500, 503), "server_error"),
+}
+"""OpenAI's `type` of an error by its status; 429 has several."""
+
 
 class ServingError(Exception):
-    """An error with an HTTP status, a stable `code`, and a message that says what to do."""
+    """An error with an HTTP status, a stable `code`, and a message that says what to do.
+
+    A class has the status of its `default_code`, and OpenAI's `type` for that status.
+    """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str] = "internal_error"
     default_retry_after_s: ClassVar[int | None] = None
+
+    def __init_subclass__(cls) -> None:
+        cls.status = CODES[cls.default_code].status
+        if "type" not in vars(cls) and cls.status in _TYPES:
+            cls.type = _TYPES[cls.status]
 
     def __init__(
         self,
@@ -160,8 +176,6 @@ def _elided(text: str, limit: int) -> str:
 class BadRequest(ServingError):
     """The request itself is wrong; sending it again unchanged fails again."""
 
-    status = 400
-    type = "invalid_request_error"
     default_code = "invalid_value"
 
 
@@ -226,24 +240,18 @@ class GrammarTooSlow(BadRequest):
 class Unauthorized(ServingError):
     """No API key, or none that is valid."""
 
-    status = 401
-    type = "authentication_error"
     default_code = "invalid_api_key"
 
 
 class Forbidden(ServingError):
     """The caller may not do this here."""
 
-    status = 403
-    type = "permission_error"
     default_code = "forbidden"
 
 
 class NotFound(ServingError):
     """The object does not exist, or belongs to someone else."""
 
-    status = 404
-    type = "invalid_request_error"
     default_code = "not_found"
 
 
@@ -256,47 +264,36 @@ class UnknownModel(NotFound):
 class MethodNotAllowed(ServingError):
     """The route exists, the method does not."""
 
-    status = 405
-    type = "invalid_request_error"
     default_code = "method_not_allowed"
 
 
 class Conflict(ServingError):
     """The request contradicts one the server already has."""
 
-    status = 409
-    type = "invalid_request_error"
     default_code = "conflict"
 
 
 class ReplayExpired(ServingError):
     """The events asked for have left the ring."""
 
-    status = 410
-    type = "invalid_request_error"
     default_code = "events_expired"
 
 
 class BodyTooLarge(ServingError):
     """The request body is over the limit."""
 
-    status = 413
-    type = "invalid_request_error"
     default_code = "body_too_large"
 
 
 class HeadersTooLarge(ServingError):
     """The request line and headers are over the limit."""
 
-    status = 431
-    type = "invalid_request_error"
     default_code = "headers_too_large"
 
 
 class RateLimited(ServingError):
     """The caller's key has reached a limit; without `Retry-After` it does not help to try again."""
 
-    status = 429
     type = "requests"
     default_code = "rate_limit_exceeded"
 
@@ -324,8 +321,6 @@ class KeyOverloaded(RateLimited):
 class Unavailable(ServingError):
     """The node cannot take the request now; `Retry-After` says when to try again."""
 
-    status = 503
-    type = "server_error"
     default_code = "unavailable"
     default_retry_after_s = 1
 

@@ -48,7 +48,6 @@ from app.prefix_report.report import PrefixReport
 from app.routing.backend import Backend, Backends
 from app.routing.degraded_mode import Step, degrade_of
 from app.routing.pressure import pressure_of
-from app.routing.restart_log import RestartLog
 from app.routing.router import AUTO, Router
 from app.safety.classifiers.bundled_models import Models, load
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
@@ -116,7 +115,7 @@ class Runtime:
         self.budgets = Budgets(self.database, self.limiter)
         self.abuse = AbuseWatch(self.database)
         self.prefixes = PrefixReport(log)
-        self.restarts.listen(RestartLog(log, lambda: self.prefixes.restarted(self.engine.model.id)))
+        self.restarts.listen(log, lambda: self.prefixes.restarted(self.engine.model.id))
         self.num_reconciled = 0
         """Requests that a dead process had left open and this one's start has settled."""
         self.suspensions, self.journal = self._build_journal()

@@ -18,6 +18,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn, Protocol, get_args, runtime_checkable
 
+from structlog.typing import FilteringBoundLogger
+
 from app.core import ChatRequest, Delta, Engine, EngineLoad, Health, ModelCard, Prompt
 from app.errors import EngineNotReady, ServingError
 
@@ -111,32 +113,13 @@ class RestartPolicy:
         return 0.0
 
 
-class RestartListener(Protocol):
-    """The receiver of an engine's losses, on the event loop."""
-
-    def engine_lost(self, cause: LossCause, reason: str, live: int) -> None:
-        """The engine has gone, for a while; `live` choices wait for it."""
-        ...
-
-    def engine_restarted(self, took_s: float, resumed: int) -> None:
-        """It is back, and `resumed` choices continue."""
-        ...
-
-    def request_ended(self, rid: str, fingerprint: str) -> None:
-        """A request under which the engine died again and again was ended."""
-        ...
-
-    def output_refused(self, rid: str, what: str) -> None:
-        """The engine's output for a choice contradicts itself."""
-        ...
-
-
 class RestartHistory:
-    """The losses of one engine since it began, counted; a listener is told of each."""
+    """The losses of one engine since it began, counted, and logged once `listen` was called."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
-        self._listener: RestartListener | None = None
+        self._log: FilteringBoundLogger | None = None
+        self._on_restart: Callable[[], None] = lambda: None
         self._lost_at_s: float | None = None
         self.start_s = FIRST_GUESS_S
         """Seconds that the last start took."""
@@ -156,9 +139,9 @@ class RestartHistory:
         self.reason: str | None = None
         """The reason of a loss that is not made good yet."""
 
-    def listen(self, listener: RestartListener) -> None:
-        """Have `listener` told from now on."""
-        self._listener = listener
+    def listen(self, log: FilteringBoundLogger, on_restart: Callable[[], None]) -> None:
+        """Log from now on, and call `on_restart` when the engine is back, with nothing cached."""
+        self._log, self._on_restart = log, on_restart
 
     def started(self, took_s: float) -> None:
         """Note how long a start took."""
@@ -170,8 +153,9 @@ class RestartHistory:
         self.reason = reason
         if self._lost_at_s is None:
             self._lost_at_s = self._clock_s()
-        if self._listener is not None:
-            self._listener.engine_lost(cause, reason, live)
+        if self._log is not None:
+            hint = "it is started again; streams wait for it"
+            self._log.error("engine_lost", cause=cause, reason=reason, live_choices=live, hint=hint)
 
     def recovered(self, resumed: int) -> None:
         """Note that requests are served again."""
@@ -181,20 +165,22 @@ class RestartHistory:
         self._lost_at_s = self.reason = None
         self.num_restarts += 1
         self.num_resumed += resumed
-        if self._listener is not None:
-            self._listener.engine_restarted(self.last_away_s, resumed)
+        if self._log is not None:
+            self._log.warning("engine_restarted", took_s=round(self.last_away_s, 2), resumed_choices=resumed)
+        self._on_restart()
 
     def ended(self, choices: int, rid: str = "", fingerprint: str = "") -> None:
         """Note choices that were lost; with `rid`, those of a request that killed the engine."""
         self.num_lost += choices
-        if rid and self._listener is not None:
-            self._listener.request_ended(rid, fingerprint)
+        if rid and self._log is not None:
+            hint = "the engine ended each time that it was generated"
+            self._log.error("request_quarantined", request_id=rid, prompt_hmac=fingerprint, hint=hint)
 
     def refused(self, rid: str, what: str) -> None:
         """Note output that contradicts itself."""
         self.num_refused += 1
-        if self._listener is not None:
-            self._listener.output_refused(rid, what)
+        if self._log is not None:
+            self._log.error("engine_contradiction", choice_id=rid, what=what)
 
     def retry_after_s(self) -> int:
         """Whole seconds until the engine is expected to be back; at least 1."""

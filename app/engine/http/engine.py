@@ -125,7 +125,7 @@ class RemoteEngine:
         self._model = await loop.run_in_executor(self._thread, self._load_model, facts)
         await self._model.start()
         if self._child is not None:
-            self._child.is_up()
+            self._child.mark_up()
         self._pool.watch(facts)
 
     def child_ended(self) -> None:

@@ -27,8 +27,7 @@ from app.core import (
     ToolCall,
 )
 from app.engine.request_limits import answer_budget, check_text_only
-from app.engine.scripted.run import Run
-from app.engine.scripted.service import Seat, Service, ServiceRates
+from app.engine.scripted.service import Run, Seat, Service, ServiceRates
 from app.engine.scripted.vocabulary import Vocabulary, prompt_ids, taken_over, token_id
 from app.engine.sink import Tallies
 from app.errors import EngineFailed, EngineNotReady, EngineOverloaded
@@ -144,7 +143,6 @@ class ScriptedEngine:
 
     @property
     def model(self) -> ModelCard:
-        """The scripted model's card, known from the start."""
         return self._card
 
     async def start(self) -> None:
@@ -153,17 +151,15 @@ class ScriptedEngine:
         self._health = Health.READY
 
     def tokenizer_json(self) -> None:
-        """None: its ids are made of words."""
+        """No tokenizer: ids are made of words."""
 
     async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """See Engine.tokenize; there are no special tokens to add."""
         del owner, add_special_tokens
         return self._vocabulary.ids(text)
 
     async def detokenize(
         self, owner: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
     ) -> str:
-        """See Engine.detokenize."""
         del owner, skip_special_tokens
         return self._vocabulary.text(token_ids)
 
@@ -247,7 +243,7 @@ class ScriptedEngine:
             self._tallies.end(rid)
 
     def _deltas(self, answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
-        """The deltas of a choice that is not stopped."""
+        """All deltas of one choice, the last with a finish reason."""
         return _choice(answer, choice)
 
     async def _pause(self, run: Run, duration_s: float) -> None:
@@ -276,23 +272,18 @@ class ScriptedEngine:
 
     def die(self, reason: str) -> None:
         """End as an engine whose process was killed: every generation fails at once."""
-        self._health = Health.DEAD
-        for run in self._runs.values():
-            run.fail("The scripted engine died.")
+        self._end("The scripted engine died.")
         self._on_death(reason)
 
     def abort(self, rid: str) -> None:
-        """See Engine.abort."""
         run = self._runs.get(rid)
         if run is not None:
             run.abort()
 
     def emitted_tokens(self, rid: str) -> int:
-        """See Engine.emitted_tokens."""
         return self._tallies.of(rid)
 
     def load(self) -> EngineLoad:
-        """See Engine.load."""
         running, capacity, service = len(self._runs), self._card.kv_capacity_tokens, self._service
         if service is None:
             return EngineLoad(running, 0, self._used_tokens, capacity, 0.0)
@@ -302,15 +293,17 @@ class ScriptedEngine:
         )
 
     def health(self) -> Health:
-        """See Engine.health."""
         return self._health
 
     async def aclose(self) -> None:
         """End; generations in progress fail."""
         if self._health is not Health.DEAD:
-            self._health = Health.DEAD
-            for run in self._runs.values():
-                run.fail("The server is stopping.")
+            self._end("The server is stopping.")
+
+    def _end(self, reason: str) -> None:
+        self._health = Health.DEAD
+        for run in self._runs.values():
+            run.fail(reason)
 
 
 def _service(script: Script) -> Service | None:
@@ -342,7 +335,6 @@ def _pieces(seed: int, choice: int) -> Iterator[str]:
 
 
 def _choice(answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
-    """All deltas of one choice, the last with a finish reason."""
     script, body = answer.script, answer.request.body
     length = answer.max_tokens if script.shared and body.get("ignore_eos") else script.tokens
     earlier = [_PIECES[token_id] for token_id in answer.continued[choice]] if answer.continued else []

@@ -1,4 +1,4 @@
-"""The speed of a scripted engine whose requests share it: prefill, decode steps, a KV pool.
+"""How a scripted generation waits, and the speed of an engine whose requests share it.
 
 As SGLang does it: a prompt waits until the pool has room for it, prompts are taken in before running
 requests go on, all at once that wait and fit; a decode step gives each of those a token and takes the
@@ -15,6 +15,8 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+from app.errors import EngineFailed
 
 MAX_PREFILL_TOKENS = 16_384
 """Tokens of several prompts taken in at once, as SGLang's `max_prefill_tokens`."""
@@ -37,8 +39,43 @@ class ServiceRates:
     spread: float = 0.0
 
 
+class Run:
+    """A generation that waits for its next token; an abort ends it early, an engine's death with an error."""
+
+    __slots__ = ("_waiter", "aborted", "error")
+
+    def __init__(self) -> None:
+        self.aborted = False
+        self.error: EngineFailed | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Continue the generation, if it waits."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def woken(self) -> None:
+        """Wait for `wake`; at once when aborted. Raises EngineFailed when the engine dies meanwhile."""
+        if self.aborted:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+        if self.error is not None:
+            raise self.error
+
+    def abort(self) -> None:
+        """Have the generation end with finish reason `abort`."""
+        self.aborted = True
+        self.wake()
+
+    def fail(self, message: str) -> None:
+        """Have the generation end with EngineFailed."""
+        self.error = EngineFailed(message)
+        self.wake()
+
+
 class Seat:
-    """One request's tokens in the KV pool, and those it waits for. `wake` lets the request go on."""
+    """One request's tokens in the KV pool, and those it waits for. `wake` continues the request."""
 
     __slots__ = ("_wanted_tokens", "held_tokens", "uncached_tokens", "wake")
 

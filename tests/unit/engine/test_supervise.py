@@ -21,7 +21,6 @@ from app.engine.supervise import (
     supervise,
 )
 from app.errors import EngineFailed, EngineNotReady
-from app.routing.restart_log import RestartLog
 from tests.support.sse_client import until
 
 
@@ -107,9 +106,7 @@ class Story:
         self.history = RestartHistory(lambda: self.now_s)
         self.captured = structlog.testing.LogCapture()
         self.cold_caches = 0
-        self.history.listen(
-            RestartLog(structlog.wrap_logger(None, processors=[self.captured]), self._cache_is_cold)
-        )
+        self.history.listen(structlog.wrap_logger(None, processors=[self.captured]), self._cache_is_cold)
 
     def _cache_is_cold(self) -> None:
         self.cold_caches += 1
