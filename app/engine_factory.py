@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from app.engine.sglang.args import SGLangOptions
 
 _CHILD_START_S = 1800.0
-"""How long a child may take to load its model; one that fails says so long before."""
+"""The longest time for a child to load its model; one that fails does so long before."""
 
 CONFIGS = ("config.json", "params.json")
 """The file that makes a folder a model: transformers' name for it, and Mistral's."""
@@ -31,7 +31,7 @@ HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 """An id on the hub: a name, or an owner and a name. Whatever begins with `/`, `.` or `~` is a path."""
 
 GUARD_ARGS: Mapping[str, str | None] = {"reasoning_parser": None, "tool_call_parser": None}
-"""A guard's server has no parser: told of reasoning, SGLang lets words pass before it holds to a regex."""
+"""A guard's server has no parser: with one for reasoning, SGLang admits words before it holds to a regex."""
 
 OnDeath = Callable[[str], None]
 

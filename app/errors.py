@@ -24,7 +24,7 @@ from typing import ClassVar, NamedTuple
 
 
 class Code(NamedTuple):
-    """One row of docs/errors.md: the status that comes with a code, and what it says."""
+    """One row of docs/errors.md: the status of a code, and its meaning."""
 
     status: int
     meaning: str
@@ -78,7 +78,7 @@ CODES: Mapping[str, Code] = {
     "interrupted": Code(500, "The server ended while it answered; the rest of the answer is lost."),
     "conversation_not_found": Code(404, "The conversation is unknown, not yours, deleted or purged."),
     "conversation_too_long": Code(
-        400, "A turn cannot continue so many messages; start a conversation, or go on from an earlier one."
+        400, "A turn cannot continue so many messages; start a conversation, or continue from an earlier one."
     ),
     "message_not_found": Code(404, "The conversation has no such message."),
     "conversation_busy": Code(409, "Another turn of this conversation is being answered; wait for its end."),
@@ -88,7 +88,7 @@ CODES: Mapping[str, Code] = {
     # The server
     "internal_error": Code(500, "A fault of the server; send the request again."),
     "engine_failed": Code(500, "The engine died while it generated; send the request again."),
-    "engine_restarted": Code(500, "The engine was started again, and this answer could not go on."),
+    "engine_restarted": Code(500, "The engine was started again, and this answer could not continue."),
     "unavailable": Code(503, "The server cannot take the request now."),
     "engine_not_ready": Code(503, "The engine is starting, or cannot be reached; see `/readyz`."),
     "engine_overloaded": Code(503, "The engine has no room for the request."),
@@ -153,7 +153,7 @@ class ServingError(Exception):
             self.param = spelled[name]
 
     def forget_frames(self) -> None:
-        """Let go of the frames that it came through, which hold the request and the error in a cycle."""
+        """Release the frames that it passed, which hold the request and the error in a cycle."""
         self.__traceback__ = self.__context__ = self.__cause__ = None
 
     def as_body(self) -> dict[str, object]:
@@ -226,7 +226,7 @@ class ContentFiltered(BadRequest):
 
 
 class InvalidHTTP(BadRequest):
-    """What came is not an HTTP request."""
+    """The bytes are not an HTTP request."""
 
     default_code = "invalid_http"
 

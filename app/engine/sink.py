@@ -58,12 +58,12 @@ class GenerationStream(AsyncIterator[Delta]):
 
     @property
     def failed(self) -> bool:
-        """Whether it ended, or will once read, with an error."""
+        """Whether it ended with an error, or will once it is read."""
         return self._error is not None
 
     @property
     def begun(self) -> bool:
-        """Whether the engine has been asked; it is when the first delta is."""
+        """Whether the first delta was asked for: only then is the engine."""
         return self._begin is None
 
     def abort(self) -> None:
@@ -167,7 +167,7 @@ class Tallies:
         if len(self._ended) > self._remembered:
             del self._ended[next(iter(self._ended))]
 
-    def of(self, rid: str) -> int:
+    def pop(self, rid: str) -> int:
         """Ids handed over for `rid` so far, 0 when unknown; an ended one is forgotten."""
         tally = self._running.get(rid)
         return self._ended.pop(rid, 0) if tally is None else tally.token_ids

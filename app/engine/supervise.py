@@ -280,8 +280,8 @@ class SupervisedEngine:
         if self._engine is not None:
             self._engine.abort(rid)
 
-    def emitted_tokens(self, rid: str) -> int:
-        return 0 if self._engine is None else self._engine.emitted_tokens(rid)
+    def pop_emitted_tokens(self, rid: str) -> int:
+        return 0 if self._engine is None else self._engine.pop_emitted_tokens(rid)
 
     def load(self) -> EngineLoad:
         """The load. Raises EngineNotReady before its model has been there."""
@@ -311,13 +311,13 @@ class SupervisedEngine:
     async def _start_another(self) -> bool:
         engine: Engine | None = None
 
-        def went(reason: str) -> None:
+        def lost(reason: str) -> None:
             if engine is not None and self._engine is engine:  # else it starts, and it is `start` that fails
                 self._fail(reason)
                 self._gone.set()
 
         try:
-            engine = self._make(went)
+            engine = self._make(lost)
             await engine.start()
         except BaseException as exc:
             if engine is not None:

@@ -97,7 +97,7 @@ class EngineRun:
         finally:
             if self._opening is not None:
                 self._opening.cancel()  # what has ended by now must not be opened
-            self._context.entry.add_emitted(self._engine.emitted_tokens(self._rid))
+            self._context.entry.add_emitted(self._engine.pop_emitted_tokens(self._rid))
 
     def counted(self, delta: Delta) -> Delta | None:
         """The delta as billed, once ticket, trace and limits have taken note of it.

@@ -75,7 +75,7 @@ class JournalEntry:
         """What the ledger calls the end: finish reasons, or an error's code."""
         self.outcome = Outcome.FAILED
         self.emitted_tokens = sum(map(len, progress.token_ids))
-        """Token ids that engines handed over, each once; see Engine.emitted_tokens."""
+        """Token ids that engines handed over, each once; see Engine.pop_emitted_tokens."""
         self._earlier_tokens = self.emitted_tokens
         self.read_whole = False
         """Whether the generation was read to its end."""

@@ -104,8 +104,8 @@ async def test_ids_handed_over_are_counted_apart(
     request = chat(**options, ignore_eos=True)
     answer = await ask(engine, request, abort_after)
     claimed = sum(answer.counts(choice).completion_tokens for choice in range(request.n))
-    assert engine.emitted_tokens(request.request_id) == claimed > 0
-    assert engine.emitted_tokens(request.request_id) == 0
+    assert engine.pop_emitted_tokens(request.request_id) == claimed > 0
+    assert engine.pop_emitted_tokens(request.request_id) == 0
 
 
 async def test_ids_of_a_running_request_are_counted_and_kept(engine: Engine) -> None:
@@ -116,16 +116,16 @@ async def test_ids_of_a_running_request_are_counted_and_kept(engine: Engine) -> 
     async for delta in engine.generate(request.request_id, prompt):
         received += len(delta.token_ids)
         if len(seen) < 3:
-            seen.append(engine.emitted_tokens(request.request_id) >= received > 0)
+            seen.append(engine.pop_emitted_tokens(request.request_id) >= received > 0)
         elif len(seen) == 3:
             engine.abort(request.request_id)
     assert seen == [True] * 3
-    assert engine.emitted_tokens(request.request_id) == received
+    assert engine.pop_emitted_tokens(request.request_id) == received
 
 
 async def test_nothing_was_handed_over_for_an_unknown_request(engine: Engine) -> None:
     """An id that was never used has no tokens."""
-    assert engine.emitted_tokens(fresh_rid()) == 0
+    assert engine.pop_emitted_tokens(fresh_rid()) == 0
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -143,7 +143,7 @@ async def test_an_answer_goes_on_behind_its_first_tokens(engine: Engine, n: int)
         assert resumed.text(choice) == whole.text(choice)
         assert resumed.counts(choice).completion_tokens == 24
         assert resumed.finish_reason(choice) == whole.finish_reason(choice)
-    assert engine.emitted_tokens(request.request_id) == 24 * n
+    assert engine.pop_emitted_tokens(request.request_id) == 24 * n
 
 
 async def test_an_answer_goes_on_behind_nothing(engine: Engine) -> None:

@@ -83,7 +83,7 @@ async def lose(engine: Engine, child: ChildServer) -> None:
     assert answer.token_ids() == undisturbed.token_ids()
     assert answer.text() == undisturbed.text()
     assert answer.counts()._replace(cached_tokens=0) == undisturbed.counts()._replace(cached_tokens=0)
-    assert engine.emitted_tokens(request.request_id) == 300
+    assert engine.pop_emitted_tokens(request.request_id) == 300
     assert engine.load().moved["resumed"] == 1
 
 

@@ -71,7 +71,7 @@ async def continued(
         deltas.append(delta)
         if abort_after and sum(len(d.token_ids) for d in deltas) >= abort_after:
             engine.abort(request.request_id)
-    assert engine.emitted_tokens(request.request_id) == sum(len(delta.token_ids) for delta in deltas)
+    assert engine.pop_emitted_tokens(request.request_id) == sum(len(delta.token_ids) for delta in deltas)
     return Answer(prompt, deltas)
 
 

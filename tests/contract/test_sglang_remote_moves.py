@@ -121,7 +121,7 @@ async def test_sixteen_answers_survive_one_of_two_servers(pair: Any) -> None:
 
 
 def _tokens(engine: Engine, asked: list[ChatRequest]) -> int:
-    return sum(engine.emitted_tokens(request.request_id) for request in asked)
+    return sum(engine.pop_emitted_tokens(request.request_id) for request in asked)
 
 
 async def test_a_form_that_a_foreign_server_cannot_take_up_ends(pair: Any) -> None:
@@ -130,7 +130,7 @@ async def test_a_form_that_a_foreign_server_cannot_take_up_ends(pair: Any) -> No
     await both_well(engine)
     request = chat(regex="[0-9]{3000}", max_tokens=3000)
     asking = asyncio.create_task(ask(engine, request))
-    await until(lambda: engine.emitted_tokens(request.request_id) > 4, 60)
+    await until(lambda: engine.pop_emitted_tokens(request.request_id) > 4, 60)
     (number,) = (n for n, server in enumerate(engine._pool.servers) if server.num_open)
     os.killpg(servers[number].pid, signal.SIGKILL)
     with pytest.raises(EngineFailed) as failed:

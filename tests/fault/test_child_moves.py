@@ -91,7 +91,7 @@ async def test_the_answers_of_a_child_go_on_when_it_is_back(
     """Killed or stopped: another process takes its place, under the same engine."""
     made, engine = small
     asking = [asyncio.create_task(ask(made.engines[0], f"r{n}", max_tokens=TOKENS)) for n in range(8)]
-    await until(lambda: all(engine.emitted_tokens(f"r{n}") >= 5 for n in range(8)))
+    await until(lambda: all(engine.pop_emitted_tokens(f"r{n}") >= 5 for n in range(8)))
     made.signal(number)
     for answer in await asyncio.wait_for(asyncio.gather(*asking), START_S):
         check_whole(answer)

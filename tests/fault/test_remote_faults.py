@@ -80,7 +80,7 @@ async def test_a_fault_before_the_first_token_is_not_seen(
     assert [len(server.asked) for server in servers] == [1, 1]
     rids = [server.asked[0]["rid"] for server in servers]
     assert len(set(rids)) == 2
-    assert engine.emitted_tokens("r") == TOKENS
+    assert engine.pop_emitted_tokens("r") == TOKENS
 
 
 @pytest.mark.parametrize("fault", [slams, is_silent, babbles], ids=lambda fault: fault.__name__)
@@ -231,7 +231,7 @@ async def test_closing_ends_what_runs(servers: list[FalseServer], connect: Any) 
     servers[0].tokens, servers[0].pause_s = 10_000, 0.005
     asking = asyncio.create_task(ask(engine))
     async with asyncio.timeout(5):
-        while not engine.emitted_tokens("r"):
+        while not engine.pop_emitted_tokens("r"):
             await asyncio.sleep(0.01)
     await engine.aclose()
     await engine.aclose()

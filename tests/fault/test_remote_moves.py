@@ -132,7 +132,7 @@ async def test_an_answer_goes_on_at_another_server(
     for server in servers:
         server.fault = shared
     check_whole(await ask(engine))
-    assert engine.emitted_tokens("r") == TOKENS
+    assert engine.pop_emitted_tokens("r") == TOKENS
     first, second = sorted(
         (body for server in servers for body in server.asked), key=lambda body: body["rid"]
     )
@@ -153,12 +153,12 @@ async def test_sixteen_answers_survive_the_death_of_one_of_two_servers(
     for server in servers:
         server.tokens, server.pause_s = 60, 0.01
     asking = [asyncio.create_task(ask(engine, f"r{n:02}", max_tokens=60)) for n in range(16)]
-    await until(lambda: all(engine.emitted_tokens(f"r{n:02}") >= 5 for n in range(16)))
+    await until(lambda: all(engine.pop_emitted_tokens(f"r{n:02}") >= 5 for n in range(16)))
     assert [len(server.asked) for server in servers] == [8, 8]
     await servers[0].stop()
     for answer in await asyncio.gather(*asking):
         check_whole(answer, 60)
-    assert all(engine.emitted_tokens(f"r{n:02}") == 60 for n in range(16))
+    assert all(engine.pop_emitted_tokens(f"r{n:02}") == 60 for n in range(16))
     assert moved(engine) == {"resumed": 8}
     assert len(servers[1].asked) == 16
 
@@ -170,7 +170,7 @@ async def test_an_answer_goes_on_at_the_same_server_once_it_is_back(
     engine = await connect(servers[0])
     servers[0].tokens, servers[0].pause_s = 60, 0.01
     asking = [asyncio.create_task(ask(engine, f"r{n}", max_tokens=60)) for n in range(6)]
-    await until(lambda: all(engine.emitted_tokens(f"r{n}") >= 5 for n in range(6)))
+    await until(lambda: all(engine.pop_emitted_tokens(f"r{n}") >= 5 for n in range(6)))
     await servers[0].stop()
     await until(lambda: not engine._pool.is_healthy)
     assert not any(task.done() for task in asking)
@@ -238,7 +238,7 @@ async def test_an_abort_while_no_server_is_there_ends_at_once(
     engine = await connect(servers[0])
     servers[0].tokens, servers[0].pause_s = 10_000, 0.01
     asking = asyncio.create_task(ask(engine, max_tokens=10_000))
-    await until(lambda: engine.emitted_tokens("r") > 4)
+    await until(lambda: engine.pop_emitted_tokens("r") > 4)
     await servers[0].stop()
     await until(lambda: not engine._pool.is_healthy)
     engine.abort("r")
@@ -305,7 +305,7 @@ async def test_what_lives_in_its_server_alone_ends(
         server.fault = shared
     with ends_restarted():
         await ask(engine)
-    assert engine.emitted_tokens("r") == 4
+    assert engine.pop_emitted_tokens("r") == 4
     check_whole(await ask(engine, "s"))
 
 
@@ -467,11 +467,11 @@ async def test_an_answer_that_nobody_reads_any_more_is_let_go(
         server.fault = sends_on
     with pytest.raises(Exception, match="No"):
         await ask(engine, n=2)
-    handed_over = engine.emitted_tokens("r")
+    handed_over = engine.pop_emitted_tokens("r")
     await until(lambda: not engine._tasks)
     await until(lambda: sum(server.num_left for server in servers) == 1)
     assert handed_over > 0
-    assert engine.emitted_tokens("r") == 0
+    assert engine.pop_emitted_tokens("r") == 0
     assert not moved(engine)
 
 
@@ -522,7 +522,7 @@ async def test_an_answer_of_an_earlier_process_goes_on(servers: list[FalseServer
         assert mine[-1].finish_reason == "length"
     asked = {body["rid"].split("-", 2)[2]: len(body["input_ids"]) for body in servers[0].asked}
     assert asked == {"000-0": 3 + 5, "001-0": 3}
-    assert engine.emitted_tokens("r") == 3 * TOKENS
+    assert engine.pop_emitted_tokens("r") == 3 * TOKENS
 
 
 async def test_an_answer_of_an_earlier_process_runs_beside_what_is_left_of_it(

@@ -122,7 +122,7 @@ class HandEngine:
             self._put("", choice, self.late_tokens, "abort")
             self._finished.add(choice)
 
-    def emitted_tokens(self, rid: str) -> int:
+    def pop_emitted_tokens(self, rid: str) -> int:
         """See Engine."""
         assert rid in self.generated
         return sum(counts.completion_tokens for counts in self._counts.values()) + self.lost_tokens

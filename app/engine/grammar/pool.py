@@ -1,7 +1,7 @@
 """The processes that check grammars (app.engine.grammar.worker): started, asked, killed, started anew.
 
-One owner has one of them at a time, so that whoever sends slow grammars keeps only their own next ones
-waiting. Knows nothing of SGLang, nor of what a grammar is.
+One owner has one of them at a time, so that slow grammars delay only the next ones of their owner. Knows
+nothing of SGLang, nor of what a grammar is.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class WorkerPool:
         return GrammarVerdict("slow", "the compiler could not hold it in memory, or failed at it")
 
     async def _replace(self, process: asyncio.subprocess.Process) -> None:
-        """Kill a worker, and have another ready for who comes next."""
+        """Kill a worker, and have another ready for the next grammar."""
         await self._kill(process)
         if not self._closed and not self._idle:
             task = asyncio.get_running_loop().create_task(self._refill(), name="grammar-worker")

@@ -44,7 +44,7 @@ class Report(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """A model's tokens as xgrammar serializes them, and how its backend was told to use them."""
+    """A model's tokens as xgrammar serializes them, and how its backend uses them."""
 
     serialized: str
     any_whitespace: bool = True
@@ -140,7 +140,7 @@ class Walker:
         return later_ms < CHEAP * self._mask_ms * half and later_ms < 1.5 * earlier_ms + CHEAP
 
     def _strategies(self) -> tuple[_Choose, ...]:
-        """Ways through a grammar, none of which ends the answer while it can go on."""
+        """Ways through a grammar, none of which ends the answer while it can continue."""
         return (
             lambda _matcher, allowed, _last: _first(allowed),
             self._longest,

@@ -129,7 +129,7 @@ class RemoteEngine:
         self._pool.watch(facts)
 
     def child_ended(self) -> None:
-        """The child has died: what is open on it is cut off, and nothing goes there before a probe."""
+        """The child has died: what is open on it is cut off, and nothing is sent there before a probe."""
         now_s = asyncio.get_running_loop().time()
         for server in self._pool.servers:
             server.breaker.trip(now_s)
@@ -198,9 +198,9 @@ class RemoteEngine:
             for choice in request.choices:
                 choice.abort()
 
-    def emitted_tokens(self, rid: str) -> int:
+    def pop_emitted_tokens(self, rid: str) -> int:
         """Token ids handed over for `rid` so far; forgets it once its stream has ended."""
-        return self._tallies.of(rid)
+        return self._tallies.pop(rid)
 
     def load(self) -> EngineLoad:
         """The load last reported, at most a poll ago; our own streams where servers report none."""
@@ -223,7 +223,7 @@ class RemoteEngine:
         return self._model
 
     async def _first_facts(self) -> Facts:
-        """The facts of the first server that answers. The others may come later."""
+        """The facts of the first server that answers. The others may answer later."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._options.start_s
         while True:

@@ -80,14 +80,14 @@ class ChoiceStep:
 class ChoiceReader:
     """The steps of one choice, and its counts so far; `counts.completion_tokens` are those received.
 
-    `prompt_tokens` are the ids that were sent, and billed, whatever the server says. A server that goes on
+    `prompt_tokens` are the ids that were sent, and billed, whatever the server says. A server that continues
     behind `received_tokens`, whose text has `received_chars`, sends all of it again with its first event.
     """
 
     def __init__(self, prompt_tokens: int, received_tokens: int = 0, received_chars: int = 0) -> None:
         self.counts = Counts(prompt_tokens, received_tokens)
         self.miscounts_prompt = False
-        """Whether the server has said another number."""
+        """Whether the server has reported another number."""
         self._received_tokens = received_tokens
         self._text_chars = received_chars
         self._repeated_chars = 0

