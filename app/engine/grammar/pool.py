@@ -68,7 +68,6 @@ class WorkerPool:
         self._all: set[asyncio.subprocess.Process] = set()
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def start(self) -> None:
@@ -78,7 +77,6 @@ class WorkerPool:
     async def aclose(self) -> None:
         """Kill the workers; a second call does nothing."""
         self._closed = True
-        await asyncio.gather(*self._tasks, return_exceptions=True)  # not cancelled: one may be starting
         idle, self._idle = self._idle, []
         for process in idle:
             await self._kill(process)
@@ -132,7 +130,7 @@ class WorkerPool:
             if reply:
                 self._idle.append(process)
             else:
-                await self._replace(process)
+                await self._kill(process)
         if not reply:
             return self._died(process)
         fields = json.loads(reply)
@@ -154,22 +152,6 @@ class WorkerPool:
                 "slow", f"to compile and follow it took more than the {limit_s:g} s that a grammar may"
             )
         return GrammarVerdict("slow", "the compiler could not hold it in memory, or failed at it")
-
-    async def _replace(self, process: asyncio.subprocess.Process) -> None:
-        """Kill a worker, and have another ready for the next grammar."""
-        await self._kill(process)
-        if not self._closed and not self._idle:
-            task = asyncio.get_running_loop().create_task(self._refill(), name="grammar-worker")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _refill(self) -> None:
-        with contextlib.suppress(Unavailable):  # the next grammar tries again, and is told
-            process = await self._spawn()
-            if self._closed:
-                await self._kill(process)
-            else:
-                self._idle.append(process)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(

@@ -23,11 +23,11 @@ import aiohttp
 
 from app.core import ChatRequest, Delta, EngineLoad, Health, ModelCard, Prompt
 from app.engine.child_server import ChildServer
-from app.engine.http.events import Refusal
+from app.engine.http.events import Refusal, ServerGone
 from app.engine.http.generation import Choice, RemoteGeneration
 from app.engine.http.model import Facts, LoadModel, RemoteModel
 from app.engine.http.pool import POLL_S, RESUME_S, STALL_S, ServerPool
-from app.engine.http.server import RemoteServer, ServerGone, Timeouts
+from app.engine.http.server import RemoteServer, Timeouts
 from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
 from app.engine.sink import GenerationStream, Tallies, TokenTally
 from app.errors import EngineFailed, EngineNotReady
@@ -130,9 +130,8 @@ class RemoteEngine:
 
     def child_ended(self) -> None:
         """The child has died: what is open on it is cut off, and nothing is sent there before a probe."""
-        now_s = asyncio.get_running_loop().time()
         for server in self._pool.servers:
-            server.breaker.trip(now_s)
+            server.breaker.trip()
             server.cut()
 
     def _kill_hung_child(self) -> None:
@@ -234,20 +233,15 @@ class RemoteEngine:
                 except (ServerGone, Refusal) as exc:
                     reasons.append(f"{server.url}: {exc}")
                 else:
-                    self._trip_others(server)
+                    for other in self._pool.servers:
+                        if other is not server:
+                            other.breaker.trip()  # until a probe has seen that it has the same model
                     return facts
             if self._child is not None and self._child.failure is not None:
                 raise EngineFailed(f"SGLang did not start: {self._child.failure}")
             if loop.time() >= give_up_s:
                 raise EngineFailed(f"no SGLang server could be reached: {'; '.join(reasons)}")
             await asyncio.sleep(START_RETRY_S)
-
-    def _trip_others(self, first: RemoteServer) -> None:
-        """Send nothing to the other servers until a probe has seen that they have the same model."""
-        now_s = asyncio.get_running_loop().time()
-        for server in self._pool.servers:
-            if server is not first:
-                server.breaker.trip(now_s, probe_now=True)
 
     async def _begin(self, rid: str, prompt: Prompt) -> None:
         """Send every choice as a request of its own: the prefix cache shares their prompt."""

@@ -32,17 +32,9 @@ from app.engine.continuation import (
     restarted,
     resumed_body,
 )
-from app.engine.http.events import (
-    DONE,
-    ChoiceReader,
-    ChoiceStep,
-    EventReader,
-    Refusal,
-    UnreadableEvent,
-    WrongCount,
-)
+from app.engine.http.events import DONE, ChoiceReader, ChoiceStep, EventReader, Refusal, ServerGone
 from app.engine.http.pool import ServerPool
-from app.engine.http.server import Read, RemoteServer, ServerGone
+from app.engine.http.server import Read, RemoteServer
 from app.engine.sink import ChoiceSink, TokenTally
 from app.errors import EngineFailed, EngineNotReady, ServingError
 
@@ -230,7 +222,7 @@ class RemoteGeneration:
             await self._ask(server, rid)
         except ServerGone as gone:
             self._pool.faults.fault(gone.kind, server.url, rid)
-            server.breaker.failed(asyncio.get_running_loop().time())
+            server.breaker.failed()
             self._lost(server, str(gone), died=self._accepted is not None)
         except Refusal as refused:
             self._refused(server, refused, rid)
@@ -324,21 +316,16 @@ class RemoteGeneration:
     async def _read(self, server: RemoteServer, rid: str, read: Read) -> None:
         """Read until the choice has ended. Raises ServerGone, Refusal."""
         events = EventReader()
-        try:
-            while data := await read():
-                payloads = events.feed(data)
-                for payload in payloads:
-                    if payload == DONE:
-                        raise ServerGone("the answer has no end", "broke_off")
-                    step = self._reader.read(payload)
-                    if self._take(step, server, rid):
-                        if step.finish is not None and not await _ends_here(payloads, events, read):
-                            self._pool.faults.fault("after_end", server.url, rid)
-                        return
-        except WrongCount as exc:
-            raise ServerGone(str(exc), "wrong_count") from None
-        except UnreadableEvent as exc:
-            raise ServerGone(str(exc), "unreadable") from None
+        while data := await read():
+            payloads = events.feed(data)
+            for payload in payloads:
+                if payload == DONE:
+                    raise ServerGone("the answer has no end", "broke_off")
+                step = self._reader.read(payload)
+                if self._take(step, server, rid):
+                    if step.finish is not None and not await _ends_here(payloads, events, read):
+                        self._pool.faults.fault("after_end", server.url, rid)
+                    return
         raise ServerGone("the answer broke off", "broke_off")
 
     # --- to the sink
@@ -439,7 +426,7 @@ class RemoteGeneration:
 async def _ends_here(payloads: Iterator[bytes], events: EventReader, read: Read) -> bool:
     """Read what follows the last event, so that the connection can be used again; whether it is nothing."""
     is_clean = all(payload == DONE for payload in payloads)
-    with contextlib.suppress(ServerGone, TimeoutError, UnreadableEvent):
+    with contextlib.suppress(ServerGone, TimeoutError):
         async with asyncio.timeout(DRAIN_S):
             while data := await read():
                 is_clean = all(payload == DONE for payload in events.feed(data)) and is_clean

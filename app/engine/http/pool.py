@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import secrets
 from array import array
 from collections import Counter
@@ -20,16 +19,14 @@ from typing import Literal, get_args
 import structlog
 
 from app.core import EngineLoad
-from app.engine.http.events import Refusal
+from app.engine.http.events import Fault, Refusal, ServerGone
 from app.engine.http.model import Facts
-from app.engine.http.server import HEALTH_TIMEOUT_S, NOT_FOUND, Fault, RemoteServer, ServerGone, total_load
+from app.engine.http.server import HEALTH_TIMEOUT_S, NOT_FOUND, RemoteServer, total_load
 
 POLL_S = 1.0
 HEALTH_S = 15.0
 STALL_S = 60.0
 RESUME_S = 300.0
-WAITED_PROBE_S = 2.0
-"""Seconds between probes, at most, while choices wait for a server; a probe generates a token."""
 PLACES = 4
 """Choices that another server reads at once. A request that kills servers takes at most so many with it."""
 HOLD_S = 10.0
@@ -120,7 +117,6 @@ class ServerPool:
         self._stall_s = stall_s
         self._on_hung = on_hung
         self._came_back = asyncio.Event()
-        self._num_waiting = 0
         self._identity: tuple[str, ...] = ()
         self._watching: list[asyncio.Task[None]] = []
 
@@ -135,13 +131,9 @@ class ServerPool:
 
     async def wait_for_server(self) -> None:
         """Wait until a server takes requests."""
-        self._num_waiting += 1
-        try:
-            while not self.is_healthy:
-                self._came_back.clear()
-                await self._came_back.wait()
-        finally:
-            self._num_waiting -= 1
+        while not self.is_healthy:
+            self._came_back.clear()
+            await self._came_back.wait()
 
     @property
     def is_healthy(self) -> bool:
@@ -171,15 +163,11 @@ class ServerPool:
         self._watching = []
 
     async def _watch_load(self, server: RemoteServer) -> None:
-        """Poll it while it is healthy, probe it while it is not."""
-        loop = asyncio.get_running_loop()
-        polls, probed_s = True, 0.0
+        """Poll it while it is healthy, probe it while it is not: that generates a token at most."""
+        polls = True
         while True:
             if server.breaker.is_open:
-                wanted_s = probed_s + WAITED_PROBE_S if self._num_waiting else math.inf
-                if loop.time() >= min(server.breaker.next_probe_s, wanted_s):
-                    await self._probe(server)
-                    probed_s = loop.time()
+                await self._probe(server)
             elif polls:
                 polls = await self._poll(server)
             await asyncio.sleep(self._poll_s)
@@ -229,7 +217,6 @@ class ServerPool:
             server.breaker.close()
             self._came_back.set()
         else:
-            server.breaker.failed(asyncio.get_running_loop().time())
             self._cut(server, only_silent=True)
 
     async def _is_back(self, server: RemoteServer) -> bool:
@@ -242,14 +229,14 @@ class ServerPool:
 
     def _mark_unhealthy(self, server: RemoteServer) -> None:
         if not server.breaker.is_open:
-            server.breaker.trip(asyncio.get_running_loop().time())
+            server.breaker.trip()
             self._cut(server, only_silent=True)
 
     def _mark_missed(self, server: RemoteServer, began_s: float) -> None:
         """Count a request of ours that got no answer, unless anything else was received since it began."""
         was_open = server.breaker.is_open
         if not server.answered_since(began_s):
-            server.breaker.failed(asyncio.get_running_loop().time())
+            server.breaker.failed()
             if server.breaker.is_open and not was_open:
                 self._cut(server)
 

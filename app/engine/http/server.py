@@ -6,7 +6,7 @@ client is aiohttp: it takes 2 us of CPU for an event of a stream, where httpx ta
 | breaker | requests | until |
 |---|---|---|
 | closed | pass | `threshold` failures in a row, or `trip` → open |
-| open | refused | a probe at `next_probe_s` that succeeds → closed |
+| open | refused | a probe that succeeds → closed |
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 import orjson
 
 from app.core import EngineLoad
-from app.engine.http.events import Refusal, refusal_of
+from app.engine.http.events import Fault, Refusal, ServerGone, refusal_of
 from app.engine.http.model import Facts
-from app.engine.supervise import Backoff
 
 CONNECT_TIMEOUT_S = 5.0
 HEADERS_TIMEOUT_S = 15.0
@@ -36,29 +35,8 @@ MAX_ANSWER_BYTES = 4 * 1024**2
 MAX_REFUSAL_BYTES = 64 * 1024
 NOT_FOUND = 404
 
-Fault = Literal[
-    "unreachable", "broke_off", "silent", "stalled", "unreadable", "wrong_count", "after_end", "abort"
-]
-"""The fault of a server:
-
-- `unreachable`: no connection, no headers, or an answer that is no stream
-- `broke_off`: the stream ended before the answer did
-- `silent`, `stalled`: nothing for too long, in one stream, or in all of them and no health either
-- `unreadable`: an event that no SGLang sends
-- `wrong_count`: a count that does not fit the ids, or decreases
-- `after_end`: more of an answer behind its last event
-- `abort`: a request that it did not stop when asked to
-"""
 
 Read = Callable[[], Awaitable[bytes]]
-
-
-class ServerGone(Exception):
-    """The server cannot be reached, broke off, took too long, or sent what no SGLang sends: `kind`."""
-
-    def __init__(self, message: str, kind: Fault) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,42 +52,31 @@ class Timeouts:
 class Breaker:
     """A circuit breaker: a server that keeps failing gets no request until a probe finds it healthy.
 
-    Probes are the owner's: no caller's request is spent on finding out. Times are passed in, in seconds of a
-    monotonic clock.
+    Probes are the pool's: no caller's request is spent on finding out.
     """
 
-    def __init__(
-        self, *, threshold: int = 3, first_pause_s: float = 1.0, longest_pause_s: float = 30.0
-    ) -> None:
+    def __init__(self, threshold: int = 3) -> None:
         self._threshold = threshold
-        self._backoff = Backoff(first_pause_s, longest_pause_s)
         self._failures = 0
         self.is_open = False
-        self.next_probe_s = 0.0
 
     def succeeded(self) -> None:
         """The server did what it was asked. An open breaker stays so: only a probe closes it."""
         self._failures = 0
 
+    def failed(self) -> None:
+        """A request or a poll failed."""
+        self._failures += 1
+        self.is_open = self.is_open or self._failures >= self._threshold
+
+    def trip(self) -> None:
+        """Open at once."""
+        self.is_open = True
+
     def close(self) -> None:
         """A probe found the server healthy."""
         self._failures = 0
-        self._backoff.reset()
         self.is_open = False
-
-    def failed(self, now_s: float) -> None:
-        """A request, a poll or a probe failed."""
-        self._failures += 1
-        if self.is_open:
-            self.next_probe_s = now_s + self._backoff.next_s()
-        elif self._failures >= self._threshold:
-            self.trip(now_s)
-
-    def trip(self, now_s: float, *, probe_now: bool = False) -> None:
-        """Open at once; the first probe is due after the pause, or now."""
-        if not self.is_open:
-            self.is_open = True
-            self.next_probe_s = now_s if probe_now else now_s + self._backoff.next_s()
 
 
 class RemoteServer:
