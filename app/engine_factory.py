@@ -100,7 +100,8 @@ def models_of(settings: Settings) -> Mapping[str, str]:
 
 def _remote_engine(settings: Settings) -> Engine:
     """The model of the servers at `remote_url`. Raises SettingsError."""
-    from app.engine.http.engine import RemoteEngine, RemoteOptions, parse_urls
+    from app.engine.http.engine import RemoteEngine, parse_urls
+    from app.engine.http.pool import RemoteOptions
     from app.engine.http.server import Timeouts
     from app.engine.sglang.remote import RemoteModelOptions, load_remote_model
 
@@ -210,7 +211,8 @@ def check_child_args(settings: Settings) -> None:
 def child_engine(options: SGLangOptions, on_exit: OnDeath, settings: Settings) -> Engine:
     """A model beside this process's own, in a server that is started, watched and stopped here."""
     from app.engine.child_server import ChildServer
-    from app.engine.http.engine import RemoteEngine, RemoteOptions
+    from app.engine.http.engine import RemoteEngine
+    from app.engine.http.pool import RemoteOptions
     from app.engine.sglang.child import child_command, fresh_key
     from app.engine.sglang.remote import RemoteModelOptions, load_remote_model
 

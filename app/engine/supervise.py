@@ -44,7 +44,6 @@ class Backoff:
         self._longest_s = longest_s
 
     def next_s(self) -> float:
-        """The seconds of the next pause."""
         pause_s = self._next_s
         self._next_s = min(2 * pause_s, self._longest_s)
         return pause_s
@@ -144,11 +143,10 @@ class RestartHistory:
         self._log, self._on_restart = log, on_restart
 
     def started(self, took_s: float) -> None:
-        """Note how long a start took."""
         self.start_s = took_s
 
     def lost(self, cause: LossCause, reason: str, live: int) -> None:
-        """Note a loss."""
+        """Note a loss, for which `live` choices wait."""
         self.losses[cause] += 1
         self.reason = reason
         if self._lost_at_s is None:
@@ -190,14 +188,9 @@ class RestartHistory:
 
 @runtime_checkable
 class Restarting(Protocol):
-    """An engine that starts itself again after its end."""
+    """An engine that starts itself again after its end, and knows the stage of its start."""
 
     restarts: RestartHistory
-
-
-@runtime_checkable
-class Staged(Protocol):
-    """An engine that knows what its start is doing."""
 
     def start_stage(self) -> str:
         """The stage of the start, in words. It may block for some milliseconds."""
@@ -206,7 +199,7 @@ class Staged(Protocol):
 
 def start_stage_of(engine: Engine) -> str:
     """The stage of an engine's start, in words. It may block for some milliseconds."""
-    return engine.start_stage() if isinstance(engine, Staged) else "starting the engine"
+    return engine.start_stage() if isinstance(engine, Restarting) else "starting the engine"
 
 
 def history_of(engine: Engine) -> RestartHistory:

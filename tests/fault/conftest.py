@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from app.engine.http.engine import RemoteEngine, RemoteOptions
+from app.engine.http.engine import RemoteEngine
+from app.engine.http.pool import RemoteOptions
 from app.engine.http.server import Timeouts
 from tests.support.false_sglang import FalseServer, PlainModel
 

@@ -13,7 +13,8 @@ import pytest
 
 from app.core import Counts, Delta, Engine, Health
 from app.engine.child_server import ChildCommand, ChildServer
-from app.engine.http.engine import RemoteEngine, RemoteOptions
+from app.engine.http.engine import RemoteEngine
+from app.engine.http.pool import RemoteOptions
 from app.engine.http.server import Timeouts
 from app.engine.supervise import SupervisedEngine
 from app.safety.guard.templates import FORMATS

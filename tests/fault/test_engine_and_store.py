@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from app.core import ModelCard
-from app.engine.http.engine import RemoteEngine, RemoteOptions
+from app.engine.http.engine import RemoteEngine
 from app.engine.http.model import Facts
+from app.engine.http.pool import RemoteOptions
 from tests.support.broken_stores import (
     check_books,
     checkpoint_often,

@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 
 from app.core import ChatRequest, Counts, EngineLoad, Health
-from app.engine.http.engine import RemoteEngine, RemoteOptions
+from app.engine.http.engine import RemoteEngine
+from app.engine.http.pool import RemoteOptions
 from app.errors import BadRequest, EngineFailed, EngineNotReady, EngineOverloaded
 from tests.support.false_sglang import TOKENS, FalseServer, Fault, PlainModel, ask, frame, once
 

@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 from app.core import ModelCard
-from app.engine.http.engine import RemoteEngine, RemoteOptions
+from app.engine.http.engine import RemoteEngine
 from app.engine.http.model import Facts
+from app.engine.http.pool import RemoteOptions
 from tests.support.false_sglang import PROMPT_TOKENS, FalseServer, PlainModel, words
 from tests.support.servers import Serve, chat
 from tests.support.sse_client import until

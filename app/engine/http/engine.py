@@ -26,8 +26,8 @@ from app.engine.child_server import ChildServer
 from app.engine.http.events import Refusal, ServerGone
 from app.engine.http.generation import Choice, RemoteGeneration
 from app.engine.http.model import Facts, LoadModel, RemoteModel
-from app.engine.http.pool import POLL_S, RESUME_S, STALL_S, ServerPool
-from app.engine.http.server import RemoteServer, Timeouts
+from app.engine.http.pool import RemoteOptions, ServerPool
+from app.engine.http.server import RemoteServer
 from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
 from app.engine.sink import GenerationStream, Tallies, TokenTally
 from app.errors import EngineFailed, EngineNotReady
@@ -36,25 +36,6 @@ from app.settings import SettingsError
 START_RETRY_S = 0.25
 MAX_CONNECTIONS = 0
 """Connections of the pool; 0 is no limit, as each running choice holds one."""
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteOptions:
-    """The servers' addresses. `start_s` is the seconds that `start()` waits for the first of them.
-
-    `resume_s` is the seconds that a choice whose server was lost waits for one. After `stall_s` seconds
-    without anything from any of its streams, a server's health is asked for. `carries_ids` says that the
-    servers run our scheduler, which continues any answer by its ids.
-    """
-
-    urls: Sequence[str] = ()
-    api_key: str = field(default="", repr=False)
-    start_s: float = 60.0
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    poll_s: float = POLL_S
-    resume_s: float = RESUME_S
-    stall_s: float = STALL_S
-    carries_ids: bool = False
 
 
 class RemoteEngine:
@@ -71,13 +52,7 @@ class RemoteEngine:
         self._render_queues = RenderQueues()
         self._process = secrets.token_hex(4)
         self._session: aiohttp.ClientSession | None = None
-        self._pool = ServerPool(
-            poll_s=options.poll_s,
-            stall_s=options.stall_s,
-            resume_s=options.resume_s,
-            carries_ids=options.carries_ids,
-            on_hung=self._kill_hung_child,
-        )
+        self._pool = ServerPool(options, on_hung=self._kill_hung_child)
         self._model: RemoteModel | None = None
         self._running: dict[str, _Request] = {}
         self._tallies = Tallies()

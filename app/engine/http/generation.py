@@ -152,9 +152,9 @@ class RemoteGeneration:
         self._choice = choice
         self._sink = sink
         self._tally = tally
-        self._attempts = Attempts(pool.resume_s)
+        self._attempts = Attempts(pool.options.resume_s)
         # SGLang's HTTP server cuts the logprobs of a continued answer in the wrong place.
-        self._carries_ids = pool.carries_ids and not choice.body.get("return_logprob")
+        self._carries_ids = pool.options.carries_ids and not choice.body.get("return_logprob")
         self._received = Received()
         self._text: ContinuedText | None = None
         """The text behind the last loss of a server; None until then."""

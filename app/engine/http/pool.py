@@ -14,6 +14,7 @@ import secrets
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import structlog
@@ -21,18 +22,34 @@ import structlog
 from app.core import EngineLoad
 from app.engine.http.events import Fault, Refusal, ServerGone
 from app.engine.http.model import Facts
-from app.engine.http.server import HEALTH_TIMEOUT_S, NOT_FOUND, RemoteServer, total_load
+from app.engine.http.server import HEALTH_TIMEOUT_S, NOT_FOUND, RemoteServer, Timeouts, total_load
 
-POLL_S = 1.0
 HEALTH_S = 15.0
-STALL_S = 60.0
-RESUME_S = 300.0
 PLACES = 4
 """Choices that another server reads at once. A request that kills servers takes at most so many with it."""
 HOLD_S = 10.0
 """Seconds after which a choice without a token gives its place to the next."""
 
 Moved = Literal["resumed", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    """The servers' addresses. `start_s` is the seconds that `start()` waits for the first of them.
+
+    `resume_s` is the seconds that a choice whose server was lost waits for one. After `stall_s` seconds
+    without anything from any of its streams, a server's health is asked for. `carries_ids` says that the
+    servers run our scheduler, which continues any answer by its ids.
+    """
+
+    urls: Sequence[str] = ()
+    api_key: str = field(default="", repr=False)
+    start_s: float = 60.0
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    poll_s: float = 1.0
+    resume_s: float = 300.0
+    stall_s: float = 60.0
+    carries_ids: bool = False
 
 
 class FaultLog:
@@ -95,26 +112,14 @@ class ContinueGate:
 class ServerPool:
     """The servers, in the order in which they were named, and what the choices that they generate share.
 
-    A choice waits `resume_s` seconds for a server; `carries_ids` says that the servers run our scheduler,
-    which continues any answer by its ids. `on_hung` is told of each server that was cut off.
+    `on_hung` is called for each server that was cut off.
     """
 
-    def __init__(
-        self,
-        *,
-        poll_s: float = POLL_S,
-        stall_s: float = STALL_S,
-        resume_s: float = RESUME_S,
-        carries_ids: bool = False,
-        on_hung: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, options: RemoteOptions, *, on_hung: Callable[[], None]) -> None:
         self.servers: Sequence[RemoteServer] = ()
         self.faults = FaultLog()
         self.gate = ContinueGate()
-        self.resume_s = resume_s
-        self.carries_ids = carries_ids
-        self._poll_s = poll_s
-        self._stall_s = stall_s
+        self.options = options
         self._on_hung = on_hung
         self._came_back = asyncio.Event()
         self._identity: tuple[str, ...] = ()
@@ -170,7 +175,7 @@ class ServerPool:
                 await self._probe(server)
             elif polls:
                 polls = await self._poll(server)
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(self.options.poll_s)
 
     async def _watch_health(self, server: RemoteServer) -> None:
         """Ask for its health now and then, and where its streams are silent; polls continue meanwhile."""
@@ -180,7 +185,7 @@ class ServerPool:
             if not server.breaker.is_open and (loop.time() >= next_s or self._is_silent(server)):
                 next_s = loop.time() + HEALTH_S
                 await self._check_health(server)
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(self.options.poll_s)
 
     async def _poll(self, server: RemoteServer) -> bool:
         """Read its load; False where the server has none to read: a router, or an older SGLang."""
@@ -241,7 +246,7 @@ class ServerPool:
                 self._cut(server)
 
     def _is_silent(self, server: RemoteServer) -> bool:
-        return server.silent_s(asyncio.get_running_loop().time()) >= self._stall_s
+        return server.silent_s(asyncio.get_running_loop().time()) >= self.options.stall_s
 
     def _cut(self, server: RemoteServer, *, only_silent: bool = False) -> None:
         if not only_silent or self._is_silent(server):

@@ -25,10 +25,6 @@ from app.core import EngineLoad
 from app.engine.http.events import Fault, Refusal, ServerGone, refusal_of
 from app.engine.http.model import Facts
 
-CONNECT_TIMEOUT_S = 5.0
-HEADERS_TIMEOUT_S = 15.0
-"""SGLang answers `/generate` with headers at once, before it has a token."""
-POLL_TIMEOUT_S = 5.0
 HEALTH_TIMEOUT_S = 30.0
 """`/health` generates a token where nothing else runs, and gives up after 20 s."""
 MAX_ANSWER_BYTES = 4 * 1024**2
@@ -41,12 +37,15 @@ Read = Callable[[], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds: until connected, until headers, the longest silence of a stream, and for a poll."""
+    """Seconds: until connected, until headers, the longest silence of a stream, and for a poll.
 
-    connect_s: float = CONNECT_TIMEOUT_S
-    headers_s: float = HEADERS_TIMEOUT_S
+    SGLang answers `/generate` with headers at once, before it has a token.
+    """
+
+    connect_s: float = 5.0
+    headers_s: float = 15.0
     silence_s: float = 300.0
-    poll_s: float = POLL_TIMEOUT_S
+    poll_s: float = 5.0
 
 
 class Breaker:
@@ -142,7 +141,8 @@ class RemoteServer:
     async def get(self, path: str, timeout_s: float | None = None) -> Any:
         """The JSON of a GET; None for an empty answer. Raises ServerGone, Refusal."""
         try:
-            async with asyncio.timeout(timeout_s or self._timeouts.poll_s), self._get(path) as response:
+            request = self._session.get(self.url + path, allow_redirects=False)
+            async with asyncio.timeout(timeout_s or self._timeouts.poll_s), request as response:
                 await self._check(response)
                 data = await response.content.read(MAX_ANSWER_BYTES)
                 self._note_answer()
@@ -191,20 +191,16 @@ class RemoteServer:
     def _note_answer(self) -> None:
         self._received_s = asyncio.get_running_loop().time()
 
-    def _get(self, path: str) -> Any:
-        return self._session.get(self.url + path, allow_redirects=False)
-
     async def _post(self, path: str, body: Mapping[str, Any]) -> aiohttp.ClientResponse:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=self._timeouts.connect_s, sock_read=self._timeouts.silence_s
         )
-        headers = {"content-type": "application/json"}
         try:
             async with asyncio.timeout(self._timeouts.headers_s):
                 response = await self._session.post(
                     self.url + path,
                     data=orjson.dumps(body),
-                    headers=headers,
+                    headers={"content-type": "application/json"},
                     timeout=timeout,
                     allow_redirects=False,
                 )
