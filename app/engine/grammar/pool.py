@@ -45,7 +45,6 @@ class WorkerSetup:
             "stop_token_ids": self.stop_token_ids,
             "mask_ms": self.budget.mask_ms,
             "limit_s": self.budget.check_s,
-            "threads": 1,
         }
         return json.dumps(setup).encode() + b"\n"
 

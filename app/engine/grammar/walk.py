@@ -54,9 +54,9 @@ class Vocabulary(NamedTuple):
 class Walker:
     """Checks grammars over one vocabulary. `mask_ms` is what a token's mask may cost on average."""
 
-    def __init__(self, vocabulary: Vocabulary, *, mask_ms: float, threads: int = 1) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, mask_ms: float) -> None:
         info = xgrammar.TokenizerInfo.deserialize_json(vocabulary.serialized)
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=threads, cache_limit_bytes=_CACHE_BYTES)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
         self._any_whitespace = vocabulary.any_whitespace
         self._stops = vocabulary.stop_token_ids
         self._mask_ms = mask_ms

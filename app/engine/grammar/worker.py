@@ -33,7 +33,7 @@ def main() -> None:
     from app.engine.grammar.walk import Vocabulary, Walker
 
     vocabulary = Vocabulary(setup["serialized"], setup["any_whitespace"], setup["stop_token_ids"])
-    walker = Walker(vocabulary, mask_ms=setup["mask_ms"], threads=setup["threads"])
+    walker = Walker(vocabulary, mask_ms=setup["mask_ms"])
     limit_s = setup["limit_s"]
     del setup, vocabulary
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))

@@ -67,7 +67,7 @@ class EventReader:
 
 @dataclass(frozen=True, slots=True)
 class LogprobRow:
-    """One step's logprobs, in the columns that `sglang_parse` reads; its row is 0."""
+    """One step's logprobs, in the columns that app.engine.sglang.parse reads; its row is 0."""
 
     output_token_logprobs_val: Sequence[Sequence[float]]
     output_token_logprobs_idx: Sequence[Sequence[int]]
