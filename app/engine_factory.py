@@ -7,20 +7,20 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.core import Engine
 from app.engine.grammar.cost import GrammarBudget
+from app.engine.request_limits import ImageLimits
 from app.engine.scripted.engine import Script, ScriptedEngine
+from app.engine.sglang.allowed_args import check
+from app.engine.sglang.args import SGLangOptions, with_ranks
+from app.engine.sglang.platform import prepare_process
 from app.engine.supervise import RestartLimits, SupervisedEngine
 from app.routing.router import AUTO
 from app.safety.counters import SafetyCounters
 from app.safety.guard.templates import GuardFormat, format_of
 from app.safety.guard.tier import Guard, GuardTier
 from app.settings import Settings, SettingsError
-
-if TYPE_CHECKING:
-    from app.engine.sglang.args import SGLangOptions
 
 _CHILD_START_S = 1800.0
 """The longest time for a child to load its model; one that fails does so long before."""
@@ -58,9 +58,6 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
 
 def sglang_options(settings: Settings) -> SGLangOptions:
     """The options of the main model's engine in this process, or on another node."""
-    from app.engine.request_limits import ImageLimits
-    from app.engine.sglang.args import SGLangOptions
-
     return SGLangOptions(
         model=settings.model,
         served_model_name=settings.served_model_name,
@@ -145,8 +142,6 @@ def names_of(settings: Settings) -> list[str]:
 
 
 def _small_options(settings: Settings) -> SGLangOptions:
-    from app.engine.sglang.args import SGLangOptions
-
     return SGLangOptions(
         model=settings.small_model,
         served_model_name=settings.small_served_model_name,
@@ -171,8 +166,6 @@ def _large_name(settings: Settings) -> str:
         return settings.served_model_name
     if settings.engine == "scripted":
         return "scripted"
-    from app.engine.sglang.args import SGLangOptions
-
     return SGLangOptions(model=settings.model).name
 
 
@@ -198,10 +191,6 @@ def check_child_args(settings: Settings) -> None:
     for table, model in models.items():
         args = settings.engine_args.get(table)
         if args and model:
-            from app.engine.sglang.allowed_args import check
-            from app.engine.sglang.args import SGLangOptions, with_ranks
-            from app.engine.sglang.platform import prepare_process
-
             prepare_process()
             options = SGLangOptions(model=model, server_args=args, table=table)
             check(args, options.where)
@@ -245,8 +234,6 @@ def build_guard_engine(settings: Settings, on_death: OnDeath) -> Engine | None:
     if not settings.safety_guard_model or settings.safety == "off":
         return None
     form = format_of(settings.safety_guard_model)
-    from app.engine.sglang.args import SGLangOptions
-
     options = SGLangOptions(
         model=settings.safety_guard_model,
         server_args={
@@ -283,6 +270,4 @@ def model_path(settings: Settings) -> str | None:
         return None
     if settings.engine == "remote":
         return settings.remote_tokenizer or None
-    from app.engine.sglang.args import SGLangOptions
-
     return SGLangOptions(model=settings.model).model_path
