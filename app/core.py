@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 Channel = Literal["text", "reasoning", "tool"]
-"""What a delta's text is: answer, reasoning, or the arguments of a tool call."""
+"""The kind of a delta's text: answer, reasoning, or the arguments of a tool call."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort"]
 """`abort`: a caller or the server stopped the answer. Clients are shown `known_finish` of it."""
@@ -65,7 +65,7 @@ def total_counts(counts: Mapping[int, Counts]) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Which tool call a delta belongs to. `id` and `name` come once, with its first fragment."""
+    """The tool call that a delta belongs to. `id` and `name` come once, with its first fragment."""
 
     index: int
     id: str | None = None
@@ -105,7 +105,7 @@ class IdempotencyKey:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What the server found out and decided about a request; nothing of it is the caller's."""
+    """The server's own findings and decisions about a request; nothing of it is the caller's."""
 
     cache_salt: str = ""
     """Requests of one salt share what the engine has cached."""
@@ -114,7 +114,7 @@ class Placement:
     socket_wait_s: float = 0.0
     """Seconds between the request's last bytes and their being read: over 0 while the process is busy."""
     body_bytes: int = 0
-    """The size of the body that it came in."""
+    """The size of its body."""
     response_headers: Mapping[str, str] = field(default_factory=dict)
     """Headers of its answer: which model was chosen for it and why, and where it got less than asked for."""
     length_capped: bool = False
@@ -181,7 +181,7 @@ class ChatRequest:
     spelled: Mapping[str, str] = field(default_factory=dict)
     """The caller's names of parameters in `body` that it has sent under another server's."""
     resumable: bool = False
-    """Whether its client may come back to a stream that it has left: something in the request says so."""
+    """Whether its client may resume a stream that it has left: something in the request says so."""
     placement: Placement = UNPLACED
 
     def placed(self, **changes: Any) -> ChatRequest:
@@ -212,12 +212,12 @@ class Prompt:
     continued: Sequence[Sequence[int]] = ()
     """The token ids that each choice has generated already, before its engine or its server ended.
 
-    Empty for a new answer, else one run for each choice. The engine goes on behind them. It hands over all of
-    the answer, these ids and their text first, and its counts include them."""
+    Empty for a new answer, else one run for each choice. The engine continues behind them. It hands over the
+    whole answer, these ids and their text first, and its counts include them."""
 
     @property
     def billed_tokens(self) -> int:
-        """The prompt's tokens as its caller is told of them."""
+        """The tokens that the caller is charged for."""
         return len(self.token_ids) - self.unbilled_tokens
 
     def as_billed(self, counts: Counts) -> Counts:
@@ -230,7 +230,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a served model is: its name, size limits and capabilities."""
+    """A served model: its name, size limits and capabilities."""
 
     id: str
     context_length: int
@@ -243,7 +243,7 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What the engine is doing now, in its own words."""
+    """The load that an engine reports."""
 
     num_running_reqs: int
     num_queue_reqs: int
@@ -251,13 +251,13 @@ class EngineLoad:
     max_total_tokens: int
     gen_throughput_tokens_per_s: float
     max_running_reqs: int = 0
-    """How many choices it runs at once, however short; 0 where it does not say."""
+    """Choices that it runs at once, at most; 0 where it does not report that."""
     num_retractions: int = 0
-    """How often it set aside a running request for lack of memory, since it started; of those that ended.
+    """Running requests set aside for lack of memory since it started; of those that ended.
 
-    Servers elsewhere do not say."""
+    Servers elsewhere do not report that."""
     faults: Mapping[str, int] = field(default_factory=dict)
-    """What servers elsewhere did wrong, by kind (app.engine.remote.faults)."""
+    """Faults of servers elsewhere, by kind (app.engine.http.server)."""
     replica_used_tokens: Sequence[int] = ()
     """`used_tokens` of each replica; empty where the engine does not say."""
     moved: Mapping[str, int] = field(default_factory=dict)
@@ -281,7 +281,7 @@ DEGRADING: tuple[Degrading, ...] = get_args(Degrading)
 GRAMMARS: tuple[Grammars, ...] = get_args(Grammars)
 """The grammars that a key may send: all, or JSON schemas and tools alone."""
 RESUMING: tuple[Resuming, ...] = get_args(Resuming)
-"""Whether a client that leaves a stream is taken to come back: where its request asks for it, or always."""
+"""The streams that a client may resume after it has left: those whose request asks for it, or all."""
 
 LOCAL_OWNER = "local"
 """The owner of what is done without a stored key: in open mode, or with the setting `api_key`."""
@@ -328,7 +328,7 @@ class Key:
     secrets: tuple[Secret, ...] = ()
 
     def status(self, at_us: int) -> Literal["active", "expired", "revoked"]:
-        """Whether it is let in at that time, and why not."""
+        """Whether it is valid at that time, and why not."""
         if self.revoked_at_us is not None:
             return "revoked"
         expires_at_us = self.terms.expires_at_us
@@ -383,7 +383,7 @@ class Engine(Protocol):
         ...
 
     def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
-        """Generate all choices of `prompt`, interleaved as they come.
+        """Generate all choices of `prompt`, interleaved as they are generated.
 
         From this call on, before the first delta too, `abort(rid)` works: so it is no async
         generator itself but returns one. `rid` is of fixed length and used once. The iterator
@@ -399,9 +399,9 @@ class Engine(Protocol):
         ...
 
     def pop_emitted_tokens(self, rid: str) -> int:
-        """How many token ids were handed over for `rid` so far, all choices together.
+        """The number of token ids handed over for `rid` so far, all choices together.
 
-        Counted where ids arrive, apart from `Delta.counts`. The call forgets a finished `rid`.
+        Counted where ids arrive, apart from `Delta.counts`. A finished `rid` is forgotten.
         """
         ...
 

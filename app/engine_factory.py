@@ -7,24 +7,23 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.core import Engine
 from app.engine.grammar.cost import GrammarBudget
-from app.engine.restarts import RestartLimits
+from app.engine.request_limits import ImageLimits
 from app.engine.scripted.engine import Script, ScriptedEngine
-from app.engine.standby import SupervisedEngine
+from app.engine.sglang.allowed_args import check
+from app.engine.sglang.args import SGLangOptions, with_ranks
+from app.engine.sglang.platform import prepare_process
+from app.engine.supervise import RestartLimits, SupervisedEngine
 from app.routing.router import AUTO
 from app.safety.counters import SafetyCounters
 from app.safety.guard.templates import GuardFormat, format_of
 from app.safety.guard.tier import Guard, GuardTier
 from app.settings import Settings, SettingsError
 
-if TYPE_CHECKING:
-    from app.engine.sglang.args import SGLangOptions
-
 _CHILD_START_S = 1800.0
-"""How long a child may take to load its model; one that fails says so long before."""
+"""The longest time for a child to load its model; one that fails does so long before."""
 
 CONFIGS = ("config.json", "params.json")
 """The file that makes a folder a model: transformers' name for it, and Mistral's."""
@@ -32,7 +31,7 @@ HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 """An id on the hub: a name, or an owner and a name. Whatever begins with `/`, `.` or `~` is a path."""
 
 GUARD_ARGS: Mapping[str, str | None] = {"reasoning_parser": None, "tool_call_parser": None}
-"""A guard's server has no parser: told of reasoning, SGLang lets words pass before it holds to a regex."""
+"""A guard's server has no parser: with one for reasoning, SGLang admits words before it holds to a regex."""
 
 OnDeath = Callable[[str], None]
 
@@ -59,9 +58,6 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
 
 def sglang_options(settings: Settings) -> SGLangOptions:
     """The options of the main model's engine in this process, or on another node."""
-    from app.engine.image_limits import ImageLimits
-    from app.engine.sglang.args import SGLangOptions
-
     return SGLangOptions(
         model=settings.model,
         served_model_name=settings.served_model_name,
@@ -101,8 +97,9 @@ def models_of(settings: Settings) -> Mapping[str, str]:
 
 def _remote_engine(settings: Settings) -> Engine:
     """The model of the servers at `remote_url`. Raises SettingsError."""
-    from app.engine.remote.engine import RemoteEngine, RemoteOptions, parse_urls
-    from app.engine.remote.server import Timeouts
+    from app.engine.http.engine import RemoteEngine, parse_urls
+    from app.engine.http.pool import RemoteOptions
+    from app.engine.http.server import Timeouts
     from app.engine.sglang.remote import RemoteModelOptions, load_remote_model
 
     model = RemoteModelOptions(
@@ -128,14 +125,24 @@ def build_small_engine(settings: Settings) -> SupervisedEngine | None:
     """
     if not settings.small_model:
         return None
-    from app.engine.sglang.args import SGLangOptions
-
     kind, _, shape = settings.small_model.partition(":")
+    name = _small_name(settings)
+    check_names(_large_name(settings), name)
     if kind == "scripted":
-        script, name = Script.parse(shape), settings.small_served_model_name or "scripted-small"
-        check_names(_large_name(settings), name)
+        script = Script.parse(shape)
         return SupervisedEngine(name, lambda on_exit: ScriptedEngine(script, name=name, on_death=on_exit))
-    options = SGLangOptions(
+    options = _small_options(settings)
+    return SupervisedEngine(name, lambda on_exit: child_engine(options, on_exit, settings))
+
+
+def names_of(settings: Settings) -> list[str]:
+    """The names of the models in requests, as far as the settings say them; nothing is loaded."""
+    names = [_large_name(settings), _small_name(settings) if settings.small_model else ""]
+    return [name for name in names if name]
+
+
+def _small_options(settings: Settings) -> SGLangOptions:
+    return SGLangOptions(
         model=settings.small_model,
         served_model_name=settings.small_served_model_name,
         server_args=settings.engine_args.get("small", {}),
@@ -144,27 +151,13 @@ def build_small_engine(settings: Settings) -> SupervisedEngine | None:
         grammar_mask_ms=settings.grammar_mask_ms,
         grammar_check_s=settings.grammar_check_s,
     )
-    check_names(_large_name(settings), options.name)
-    return SupervisedEngine(options.name, lambda on_exit: child_engine(options, on_exit, settings))
-
-
-def names_of(settings: Settings) -> list[str]:
-    """The names of the models in requests, as far as the settings say them; nothing is loaded."""
-    names = [_large_name(settings)]
-    if settings.small_model:
-        names.append(_small_name(settings))
-    return [name for name in names if name]
 
 
 def _small_name(settings: Settings) -> str:
     """The name of the small model, which the settings have."""
     if settings.small_model.partition(":")[0] == "scripted":
         return settings.small_served_model_name or "scripted-small"
-    from app.engine.sglang.args import SGLangOptions
-
-    return SGLangOptions(
-        model=settings.small_model, served_model_name=settings.small_served_model_name, table="small"
-    ).name
+    return _small_options(settings).name
 
 
 def _large_name(settings: Settings) -> str:
@@ -173,8 +166,6 @@ def _large_name(settings: Settings) -> str:
         return settings.served_model_name
     if settings.engine == "scripted":
         return "scripted"
-    from app.engine.sglang.args import SGLangOptions
-
     return SGLangOptions(model=settings.model).name
 
 
@@ -200,10 +191,6 @@ def check_child_args(settings: Settings) -> None:
     for table, model in models.items():
         args = settings.engine_args.get(table)
         if args and model:
-            from app.engine.sglang.allowed_args import check
-            from app.engine.sglang.args import SGLangOptions, with_ranks
-            from app.engine.sglang.platform import prepare_process
-
             prepare_process()
             options = SGLangOptions(model=model, server_args=args, table=table)
             check(args, options.where)
@@ -212,8 +199,9 @@ def check_child_args(settings: Settings) -> None:
 
 def child_engine(options: SGLangOptions, on_exit: OnDeath, settings: Settings) -> Engine:
     """A model beside this process's own, in a server that is started, watched and stopped here."""
-    from app.engine.remote.child_server import ChildServer
-    from app.engine.remote.engine import RemoteEngine, RemoteOptions
+    from app.engine.child_server import ChildServer
+    from app.engine.http.engine import RemoteEngine
+    from app.engine.http.pool import RemoteOptions
     from app.engine.sglang.child import child_command, fresh_key
     from app.engine.sglang.remote import RemoteModelOptions, load_remote_model
 
@@ -246,8 +234,6 @@ def build_guard_engine(settings: Settings, on_death: OnDeath) -> Engine | None:
     if not settings.safety_guard_model or settings.safety == "off":
         return None
     form = format_of(settings.safety_guard_model)
-    from app.engine.sglang.args import SGLangOptions
-
     options = SGLangOptions(
         model=settings.safety_guard_model,
         server_args={
@@ -284,6 +270,4 @@ def model_path(settings: Settings) -> str | None:
         return None
     if settings.engine == "remote":
         return settings.remote_tokenizer or None
-    from app.engine.sglang.args import SGLangOptions
-
     return SGLangOptions(model=settings.model).model_path

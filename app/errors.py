@@ -24,7 +24,7 @@ from typing import ClassVar, NamedTuple
 
 
 class Code(NamedTuple):
-    """One row of docs/errors.md: the status that comes with a code, and what it says."""
+    """One row of docs/errors.md: the status of a code, and its meaning."""
 
     status: int
     meaning: str
@@ -78,7 +78,7 @@ CODES: Mapping[str, Code] = {
     "interrupted": Code(500, "The server ended while it answered; the rest of the answer is lost."),
     "conversation_not_found": Code(404, "The conversation is unknown, not yours, deleted or purged."),
     "conversation_too_long": Code(
-        400, "A turn cannot continue so many messages; start a conversation, or go on from an earlier one."
+        400, "A turn cannot continue so many messages; start a conversation, or continue from an earlier one."
     ),
     "message_not_found": Code(404, "The conversation has no such message."),
     "conversation_busy": Code(409, "Another turn of this conversation is being answered; wait for its end."),
@@ -88,7 +88,7 @@ CODES: Mapping[str, Code] = {
     # The server
     "internal_error": Code(500, "A fault of the server; send the request again."),
     "engine_failed": Code(500, "The engine died while it generated; send the request again."),
-    "engine_restarted": Code(500, "The engine was started again, and this answer could not go on."),
+    "engine_restarted": Code(500, "The engine was started again, and this answer could not continue."),
     "unavailable": Code(503, "The server cannot take the request now."),
     "engine_not_ready": Code(503, "The engine is starting, or cannot be reached; see `/readyz`."),
     "engine_overloaded": Code(503, "The engine has no room for the request."),
@@ -102,14 +102,30 @@ CODES: Mapping[str, Code] = {
 }
 """Every code a caller can meet. Codes are stable: one may be added, none changes its meaning."""
 
+_TYPES: Mapping[int, str] = {
+    **dict.fromkeys((400, 404, 405, 409, 410, 413, 431), "invalid_request_error"),
+    401: "authentication_error",
+    403: "permission_error",
+    **dict.fromkeys((500, 503), "server_error"),
+}
+"""OpenAI's `type` of an error by its status; 429 has several."""
+
 
 class ServingError(Exception):
-    """An error with an HTTP status, a stable `code`, and a message that says what to do."""
+    """An error with an HTTP status, a stable `code`, and a message that says what to do.
+
+    A class has the status of its `default_code`, and OpenAI's `type` for that status.
+    """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str] = "internal_error"
     default_retry_after_s: ClassVar[int | None] = None
+
+    def __init_subclass__(cls) -> None:
+        cls.status = CODES[cls.default_code].status
+        if "type" not in vars(cls) and cls.status in _TYPES:
+            cls.type = _TYPES[cls.status]
 
     def __init__(
         self,
@@ -137,7 +153,7 @@ class ServingError(Exception):
             self.param = spelled[name]
 
     def forget_frames(self) -> None:
-        """Let go of the frames that it came through, which hold the request and the error in a cycle."""
+        """Release the frames that it passed, which hold the request and the error in a cycle."""
         self.__traceback__ = self.__context__ = self.__cause__ = None
 
     def as_body(self) -> dict[str, object]:
@@ -160,8 +176,6 @@ def _elided(text: str, limit: int) -> str:
 class BadRequest(ServingError):
     """The request itself is wrong; sending it again unchanged fails again."""
 
-    status = 400
-    type = "invalid_request_error"
     default_code = "invalid_value"
 
 
@@ -212,7 +226,7 @@ class ContentFiltered(BadRequest):
 
 
 class InvalidHTTP(BadRequest):
-    """What came is not an HTTP request."""
+    """The bytes are not an HTTP request."""
 
     default_code = "invalid_http"
 
@@ -226,24 +240,18 @@ class GrammarTooSlow(BadRequest):
 class Unauthorized(ServingError):
     """No API key, or none that is valid."""
 
-    status = 401
-    type = "authentication_error"
     default_code = "invalid_api_key"
 
 
 class Forbidden(ServingError):
     """The caller may not do this here."""
 
-    status = 403
-    type = "permission_error"
     default_code = "forbidden"
 
 
 class NotFound(ServingError):
     """The object does not exist, or belongs to someone else."""
 
-    status = 404
-    type = "invalid_request_error"
     default_code = "not_found"
 
 
@@ -256,47 +264,36 @@ class UnknownModel(NotFound):
 class MethodNotAllowed(ServingError):
     """The route exists, the method does not."""
 
-    status = 405
-    type = "invalid_request_error"
     default_code = "method_not_allowed"
 
 
 class Conflict(ServingError):
     """The request contradicts one the server already has."""
 
-    status = 409
-    type = "invalid_request_error"
     default_code = "conflict"
 
 
 class ReplayExpired(ServingError):
     """The events asked for have left the ring."""
 
-    status = 410
-    type = "invalid_request_error"
     default_code = "events_expired"
 
 
 class BodyTooLarge(ServingError):
     """The request body is over the limit."""
 
-    status = 413
-    type = "invalid_request_error"
     default_code = "body_too_large"
 
 
 class HeadersTooLarge(ServingError):
     """The request line and headers are over the limit."""
 
-    status = 431
-    type = "invalid_request_error"
     default_code = "headers_too_large"
 
 
 class RateLimited(ServingError):
     """The caller's key has reached a limit; without `Retry-After` it does not help to try again."""
 
-    status = 429
     type = "requests"
     default_code = "rate_limit_exceeded"
 
@@ -324,8 +321,6 @@ class KeyOverloaded(RateLimited):
 class Unavailable(ServingError):
     """The node cannot take the request now; `Retry-After` says when to try again."""
 
-    status = 503
-    type = "server_error"
     default_code = "unavailable"
     default_retry_after_s = 1
 

@@ -16,7 +16,7 @@ from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.admission.tuning import AdmissionTuning
 from app.core import Engine, Health
-from app.engine.restarts import history_of, start_stage_of
+from app.engine.supervise import history_of, start_stage_of
 from app.engine_factory import (
     OnDeath,
     build_engine,
@@ -46,7 +46,6 @@ from app.resume.pending import Suspensions
 from app.routing.backend import Backend, Backends
 from app.routing.degraded_mode import Step, degrade_of
 from app.routing.pressure import pressure_of
-from app.routing.restart_log import RestartLog
 from app.routing.router import AUTO, Router
 from app.safety.classifiers.bundled_models import Models, load
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
@@ -117,7 +116,7 @@ class Runtime:
         self.budgets = Budgets(self.database, self.limiter)
         self.abuse = AbuseWatch(self.database)
         self.prefixes = PrefixReport(log)
-        self.restarts.listen(RestartLog(log, lambda: self.prefixes.restarted(self.engine.model.id)))
+        self.restarts.listen(log, lambda: self.prefixes.restarted(self.engine.model.id))
         self.num_reconciled = 0
         """Requests that a dead process had left open and this one's start has settled."""
         self.journal, self.suspensions = self._build_journal()

@@ -286,27 +286,20 @@ def table() -> tuple[Setting, ...]:
 
 
 def parse(setting: Setting, raw: object, where: str) -> Any:
-    """`raw` as the setting's type. Raises SettingsError naming `where` it came from."""
+    """`raw` as the setting's type. Raises SettingsError naming its place, `where`."""
+    shown = "a value that is not shown" if setting.secret else repr(raw)
     try:
         value = _convert(setting.kind, raw)
     except (KeyError, TypeError, ValueError) as exc:
-        expected = {int: "a whole number", float: "a number", bool: "true or false"}
-        raise SettingsError(
-            f"{where}: expected {expected.get(setting.kind, 'text')}, got {_shown(setting, raw)}"
-        ) from exc
+        kinds = {int: "a whole number", float: "a number", bool: "true or false"}
+        raise SettingsError(f"{where}: expected {kinds.get(setting.kind, 'text')}, got {shown}") from exc
     if setting.choices and value not in setting.choices:
-        raise SettingsError(
-            f"{where}: expected one of {', '.join(setting.choices)}, got {_shown(setting, raw)}"
-        )
+        raise SettingsError(f"{where}: expected one of {', '.join(setting.choices)}, got {shown}")
     if setting.minimum is not None and not value >= setting.minimum:
-        raise SettingsError(f"{where}: must be at least {setting.minimum:g}, got {_shown(setting, raw)}")
+        raise SettingsError(f"{where}: must be at least {setting.minimum:g}, got {shown}")
     if setting.maximum is not None and value > setting.maximum:
-        raise SettingsError(f"{where}: must be at most {setting.maximum:g}, got {_shown(setting, raw)}")
+        raise SettingsError(f"{where}: must be at most {setting.maximum:g}, got {shown}")
     return value
-
-
-def _shown(setting: Setting, raw: object) -> str:
-    return "a value that is not shown" if setting.secret else repr(raw)
 
 
 def _convert(kind: type, raw: object) -> Any:

@@ -35,7 +35,7 @@ MAKES_LONG = frozenset({"tools", "response_format", "regex", "ebnf"})
 
 
 class RenderQueues:
-    """Runs conversions in threads; see the module."""
+    """The threads of one engine for conversions."""
 
     def __init__(self) -> None:
         workers = max(MIN_LONG_WORKERS, min(MAX_LONG_WORKERS, len(os.sched_getaffinity(0)) // 4))
@@ -53,7 +53,7 @@ class RenderQueues:
         return await _run(queue, owner, function)
 
     def close(self) -> None:
-        """Start nothing more; what runs goes on."""
+        """Start nothing more; what runs ends by itself."""
         for queue in (self._short, self._long):
             queue.close()
 

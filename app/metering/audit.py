@@ -2,7 +2,7 @@
 
 Both are sums of this process: completion tokens as their rows have them once they are settled,
 which are the engine's own counts, and token ids counted by other code where the engine hands
-them over (app.engine.tally). A request for which they differ raises a flag that stays until the restart.
+them over (app.engine.sink). A request for which they differ raises a flag that stays until the restart.
 What a dead process left open, and the next one settled, is no part of it.
 """
 

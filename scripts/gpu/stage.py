@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from app.engine.parent import end_with
+from app.engine.parent_death import die_with_parent
 from scripts.gpu import bench, contract, kill, load, machine, paths, start
 from scripts.gpu.state import Checkup, State
 
@@ -33,7 +33,7 @@ ERROR_CHARS = 4000
 def main() -> int:
     """Run the stage; 0 whatever it found, 1 where it could not come to its end."""
     out, name, work, limit_s = sys.argv[1:]
-    end_with(os.getppid())
+    die_with_parent(os.getppid())
     signal.signal(signal.SIGTERM, _terminated)
     state = State.load(Path(out))
     check = Checkup(state, name, Path(work), float(limit_s))

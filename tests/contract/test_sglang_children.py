@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from app.core import Engine
-from app.engine.remote.child_server import ChildCommand, ChildServer
-from app.engine.remote.engine import RemoteEngine, RemoteOptions
+from app.engine.child_server import ChildCommand, ChildServer
+from app.engine.http.engine import RemoteEngine
+from app.engine.http.pool import RemoteOptions
 from app.engine.sglang.args import SGLangOptions, bare_server_command
 from app.engine.sglang.child import child_command
 from app.engine.sglang.platform import prepare_process

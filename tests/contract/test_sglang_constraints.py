@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.engine.grammar.walk import Vocabulary, Walker
-from app.engine.remote.model import Facts
+from app.engine.http.model import Facts
 from app.errors import BadRequest, UnsupportedParameter
 from tests.support.engines import chat
 
@@ -68,7 +68,7 @@ def grammar(model: Any, **parameters: Any) -> tuple[Accepts, dict[str, Any]]:
     sampling = model.render(chat(**parameters)).handle.body["sampling_params"]
     kind = next(kind for kind in ("json_schema", "structural_tag") if sampling.get(kind))
     setup = model._grammar._pool._setup
-    walker = Walker(Vocabulary(setup.serialized, setup.any_whitespace, None), mask_ms=50, threads=1)
+    walker = Walker(Vocabulary(setup.serialized, setup.any_whitespace, None), mask_ms=50)
     assert walker.check(kind, sampling[kind], 64).outcome == "passed"
     compiled = walker._compile(kind, sampling[kind])
 

@@ -10,7 +10,7 @@ import pytest
 from app.core import Counts
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.platform import prepare_process
-from app.engine.tally import TokenTally
+from app.engine.sink import TokenTally
 from tests.support.live_choices import NotingSink, choice
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]

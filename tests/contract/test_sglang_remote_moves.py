@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from app.core import ChatRequest, Engine
-from app.engine.remote.child_server import ChildCommand, ChildServer
-from app.engine.remote.engine import RemoteEngine, RemoteOptions
+from app.engine.child_server import ChildCommand, ChildServer
+from app.engine.http.engine import RemoteEngine
+from app.engine.http.pool import RemoteOptions
 from app.engine.sglang.args import SGLangOptions, bare_server_command
 from app.engine.sglang.platform import prepare_process
 from app.engine_factory import child_engine

@@ -9,7 +9,7 @@ import pytest
 
 from app.core import KeyTerms
 from app.engine.scripted.engine import Script, ScriptedEngine
-from app.engine.standby import SupervisedEngine
+from app.engine.supervise import SupervisedEngine
 from app.store import key_table, keys
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import until

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from app.engine.remote.engine import RemoteEngine, RemoteOptions
-from app.engine.remote.server import Timeouts
+from app.engine.http.engine import RemoteEngine
+from app.engine.http.pool import RemoteOptions
+from app.engine.http.server import Timeouts
 from tests.support.false_sglang import FalseServer, PlainModel
 
 

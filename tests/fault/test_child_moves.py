@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from app.core import Counts, Delta, Engine, Health
-from app.engine.remote.child_server import ChildCommand, ChildServer
-from app.engine.remote.engine import RemoteEngine, RemoteOptions
-from app.engine.remote.server import Timeouts
-from app.engine.standby import SupervisedEngine
+from app.engine.child_server import ChildCommand, ChildServer
+from app.engine.http.engine import RemoteEngine
+from app.engine.http.pool import RemoteOptions
+from app.engine.http.server import Timeouts
+from app.engine.supervise import SupervisedEngine
 from app.safety.guard.templates import FORMATS
 from app.safety.guard.tier import Guard, GuardFailed
 from tests.support.false_child import TOKENS

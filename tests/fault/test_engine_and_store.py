@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from app.core import ModelCard
-from app.engine.remote.engine import RemoteEngine, RemoteOptions
-from app.engine.remote.model import Facts
+from app.engine.http.engine import RemoteEngine
+from app.engine.http.model import Facts
+from app.engine.http.pool import RemoteOptions
 from tests.support.broken_stores import (
     check_books,
     checkpoint_often,
@@ -55,7 +56,7 @@ class Away:
         )
         self.engine = engine
         await checkpoint_often(self.served)
-        await until(lambda: engine._pool.is_well)
+        await until(lambda: engine._pool.is_healthy)
         return self.served
 
     async def stop(self) -> None:
@@ -74,7 +75,7 @@ class Away:
     async def lose_engine(self) -> None:
         """Break off everything that the engine does; returns once it is known."""
         await self.server.stop()
-        await until(lambda: not self.engine._pool.is_well)
+        await until(lambda: not self.engine._pool.is_healthy)
 
     async def find_engine(self) -> None:
         """The engine is back."""

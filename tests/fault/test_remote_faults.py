@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 
 from app.core import ChatRequest, Counts, EngineLoad, Health
-from app.engine.remote.engine import RemoteEngine, RemoteOptions
+from app.engine.http.engine import RemoteEngine
+from app.engine.http.pool import RemoteOptions
 from app.errors import BadRequest, EngineFailed, EngineNotReady, EngineOverloaded
 from tests.support.false_sglang import TOKENS, FalseServer, Fault, PlainModel, ask, frame, once
 
@@ -168,8 +169,8 @@ async def test_an_abort_that_is_not_answered_ends_all_the_same(
     servers: list[FalseServer], connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A router has no route for it: the connection is closed, and the counts are those received."""
-    monkeypatch.setattr("app.engine.remote.exchange.ABORT_WAIT_S", 0.2)
-    monkeypatch.setattr("app.engine.remote.exchange.ABORT_AGAIN_S", 0.1)
+    monkeypatch.setattr("app.engine.http.generation.ABORT_WAIT_S", 0.2)
+    monkeypatch.setattr("app.engine.http.generation.ABORT_AGAIN_S", 0.1)
     engine = await connect(servers[0])
     servers[0].fault = babbles_not
     prompt = await engine.render(ChatRequest("r", "owner", "model", {"messages": []}, 0))

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from app.core import ChatRequest, Counts, Delta
-from app.engine.remote.engine import RemoteEngine
+from app.engine.http.engine import RemoteEngine
 from app.errors import EngineFailed
 from tests.support.false_sglang import (
     PROMPT_TOKENS,
@@ -172,7 +172,7 @@ async def test_an_answer_goes_on_at_the_same_server_once_it_is_back(
     asking = [asyncio.create_task(ask(engine, f"r{n}", max_tokens=60)) for n in range(6)]
     await until(lambda: all(engine.pop_emitted_tokens(f"r{n}") >= 5 for n in range(6)))
     await servers[0].stop()
-    await until(lambda: not engine._pool.is_well)
+    await until(lambda: not engine._pool.is_healthy)
     assert not any(task.done() for task in asking)
     await servers[0].start()
     for answer in await asyncio.gather(*asking):
@@ -193,7 +193,7 @@ async def test_a_request_whose_server_dies_before_its_first_token_waits_too(
     asking = asyncio.create_task(ask(engine))
     await until(lambda: len(servers[0].asked) == 1)
     await servers[0].stop()
-    await until(lambda: not engine._pool.is_well)
+    await until(lambda: not engine._pool.is_healthy)
     await servers[0].start()
     check_whole(await asking)
 
@@ -240,7 +240,7 @@ async def test_an_abort_while_no_server_is_there_ends_at_once(
     asking = asyncio.create_task(ask(engine, max_tokens=10_000))
     await until(lambda: engine.pop_emitted_tokens("r") > 4)
     await servers[0].stop()
-    await until(lambda: not engine._pool.is_well)
+    await until(lambda: not engine._pool.is_healthy)
     engine.abort("r")
     deltas = await asyncio.wait_for(asking, 1)
     assert deltas[-1].finish_reason == "abort"
@@ -281,7 +281,7 @@ async def test_an_answer_is_not_moved_for_ever(
     servers: list[FalseServer], connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pool that loses every server again and again has other troubles."""
-    monkeypatch.setattr("app.engine.remote.attempts.MOVES", 3)
+    monkeypatch.setattr("app.engine.http.generation.MOVES", 3)
     engine = await connect(*servers)
     for server in servers:
         server.fault = breaks_off

@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 from app.core import ModelCard
-from app.engine.remote.engine import RemoteEngine, RemoteOptions
-from app.engine.remote.model import Facts
+from app.engine.http.engine import RemoteEngine
+from app.engine.http.model import Facts
+from app.engine.http.pool import RemoteOptions
 from tests.support.false_sglang import PROMPT_TOKENS, FalseServer, PlainModel, words
 from tests.support.servers import Serve, chat
 from tests.support.sse_client import until
@@ -40,7 +41,7 @@ async def test_clients_of_a_lost_server_get_whole_answers(serve: Serve, servers:
     await servers[0].stop()
     await until(lambda: servers[1].num_answering == STREAMS)
     await servers[1].stop()
-    await until(lambda: not engine._pool.is_well)
+    await until(lambda: not engine._pool.is_healthy)
     refused = await served.post(chat("another"))
     assert (refused.status, refused.headers.get("retry-after") is not None) == (503, True)
     pings = [stream.parser.comments for stream in streams]

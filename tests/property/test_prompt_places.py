@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from app.api.schema.messages import ROLES
 from app.api.schema.parameters import PARAMETERS
-from app.engine.remote.model import Facts
+from app.engine.http.model import Facts
 from app.safety.guard.reading import turns_for
 from app.safety.text.escapes import unescape
 from app.safety.text.turns import conversation_of, read_request

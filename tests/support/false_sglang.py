@@ -12,9 +12,9 @@ import pytest
 from aiohttp import web
 
 from app.core import ChatRequest, Counts, Delta, Engine, ModelCard, Prompt
-from app.engine.remote.continuation import TextRules
-from app.engine.remote.engine import RemoteEngine
-from app.engine.remote.model import Facts
+from app.engine.continuation import TextRules
+from app.engine.http.engine import RemoteEngine
+from app.engine.http.model import Facts
 from app.errors import BadRequest, EngineFailed, EngineOverloaded, ServingError
 
 TOKENS = 12

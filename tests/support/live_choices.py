@@ -9,7 +9,7 @@ from typing import Any
 
 from app.core import Counts
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices, Replay
-from app.engine.tally import TokenTally
+from app.engine.sink import TokenTally
 from app.errors import ServingError
 
 

@@ -22,9 +22,9 @@ import psutil
 import uvloop
 
 from app.core import ChatRequest, Delta
-from app.engine.restarts import RestartLimits
 from app.engine.sglang.engine import SGLangEngine
 from app.engine.sglang.process import ChildEntry
+from app.engine.supervise import RestartLimits
 from app.errors import ServingError
 from tests.support import compiling_scheduler
 from tests.support.engines import Answer, ask, chat

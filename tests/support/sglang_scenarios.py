@@ -26,11 +26,11 @@ import psutil
 import uvloop
 
 from app.core import ChatRequest, Prompt
-from app.engine.restarts import RestartLimits
 from app.engine.sglang.args import BUILTIN_MODEL, SGLangOptions
 from app.engine.sglang.engine import SGLangEngine
 from app.engine.sglang.platform import prepare_process
 from app.engine.sglang.run import SGLangRun
+from app.engine.supervise import RestartLimits
 from app.engine_factory import GUARD_ARGS
 from app.errors import BadRequest, ServingError
 from app.safety.guard.templates import FORMATS

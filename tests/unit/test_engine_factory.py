@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from app.engine.remote.engine import RemoteEngine, parse_urls
-from app.engine.restarts import RestartLimits
+from app.engine.http.engine import RemoteEngine, parse_urls
 from app.engine.scripted.engine import ScriptedEngine
 from app.engine.sglang.engine import SGLangEngine
+from app.engine.supervise import RestartLimits
 from app.engine_factory import build_engine, build_guard_engine, build_small_engine
 from app.settings import Settings, SettingsError
 

@@ -14,7 +14,7 @@ from app.api.openai.listing import json_response
 from app.api.schema.tokens import DetokenizeRequest, TokenizeRequest, parse_detokenize, parse_tokenize
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest, Engine
-from app.engine.limits import check_text_only
+from app.engine.request_limits import check_text_only
 from app.errors import BadRequest
 from app.intake.bodies import BodyReader
 from app.intake.caller import Caller

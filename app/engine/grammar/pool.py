@@ -1,7 +1,7 @@
 """The processes that check grammars (app.engine.grammar.worker): started, asked, killed, started anew.
 
-One owner has one of them at a time, so that whoever sends slow grammars keeps only their own next ones
-waiting. Knows nothing of SGLang, nor of what a grammar is.
+One owner has one of them at a time, so that slow grammars delay only the next ones of their owner. Knows
+nothing of SGLang, nor of what a grammar is.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class WorkerSetup:
             "stop_token_ids": self.stop_token_ids,
             "mask_ms": self.budget.mask_ms,
             "limit_s": self.budget.check_s,
-            "threads": 1,
         }
         return json.dumps(setup).encode() + b"\n"
 
@@ -82,7 +81,6 @@ class WorkerPool:
     async def aclose(self) -> None:
         """Kill the workers; a second call does nothing."""
         self._closed = True
-        await asyncio.gather(*self._tasks, return_exceptions=True)  # not cancelled: one may be starting
         idle, self._idle = self._idle, []
         for process in idle:
             await self._kill(process)
@@ -119,26 +117,19 @@ class WorkerPool:
 
     async def _ask(self, kind: str, source: str, tokens: int) -> GrammarVerdict:
         process = await self._worker()
-        assert process.stdin is not None
-        assert process.stdout is not None
         reply = b""
         try:
-            async with asyncio.timeout(CLOCK_FACTOR * self._setup.budget.check_s):
-                asked = {"kind": kind, "source": source, "tokens": tokens}
-                process.stdin.write(json.dumps(asked).encode() + b"\n")
-                await process.stdin.drain()
-                reply = await process.stdout.readline()
-        except (TimeoutError, OSError):
-            pass
+            asked = json.dumps({"kind": kind, "source": source, "tokens": tokens}).encode() + b"\n"
+            reply = await _reply(process, asked, CLOCK_FACTOR * self._setup.budget.check_s)
         finally:
-            if reply.endswith(b"\n"):
+            if reply:
                 self._idle.append(process)
             else:
-                await self._replace(process)
-        if reply.endswith(b"\n"):
-            fields = json.loads(reply)
-            return GrammarVerdict(fields["outcome"], fields["reason"])
-        return self._died(process)
+                await self._kill(process)
+        if not reply:
+            return self._died(process)
+        fields = json.loads(reply)
+        return GrammarVerdict(fields["outcome"], fields["reason"])
 
     async def _worker(self) -> asyncio.subprocess.Process:
         while self._idle:
@@ -157,22 +148,6 @@ class WorkerPool:
             )
         return GrammarVerdict("slow", "the compiler could not hold it in memory, or failed at it")
 
-    async def _replace(self, process: asyncio.subprocess.Process) -> None:
-        """Kill a worker, and have another ready for who comes next."""
-        await self._kill(process)
-        if not self._closed and not self._idle:
-            task = asyncio.get_running_loop().create_task(self._refill(), name="grammar-worker")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _refill(self) -> None:
-        with contextlib.suppress(Unavailable):  # the next grammar tries again, and is told
-            process = await self._spawn()
-            if self._closed:
-                await self._kill(process)
-            else:
-                self._idle.append(process)
-
     async def _spawn(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "app.engine.grammar.worker"),
@@ -182,15 +157,9 @@ class WorkerPool:
             start_new_session=True,  # a group of its own, which Ctrl-C does not reach
         )
         self._all.add(process)
-        assert process.stdin is not None
-        assert process.stdout is not None
         ready = b""
         try:
-            with contextlib.suppress(TimeoutError, OSError):
-                async with asyncio.timeout(START_S):
-                    process.stdin.write(self._setup.line())
-                    await process.stdin.drain()
-                    ready = await process.stdout.readline()
+            ready = await _reply(process, self._setup.line(), START_S)
         finally:
             if not ready:
                 await self._kill(process)
@@ -207,3 +176,16 @@ class WorkerPool:
         process.stdin.close()
         await process.stdout.read()  # to its end, which closes the pipe
         await process.wait()
+
+
+async def _reply(process: asyncio.subprocess.Process, message: bytes, timeout_s: float) -> bytes:
+    """The line that a worker answers a message with; empty where it ends or takes longer."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    reply = b""
+    with contextlib.suppress(TimeoutError, OSError):
+        async with asyncio.timeout(timeout_s):
+            process.stdin.write(message)
+            await process.stdin.drain()
+            reply = await process.stdout.readline()
+    return reply if reply.endswith(b"\n") else b""

@@ -10,7 +10,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -44,7 +44,7 @@ class Report(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """A model's tokens as xgrammar serializes them, and how its backend was told to use them."""
+    """A model's tokens as xgrammar serializes them, and how its backend uses them."""
 
     serialized: str
     any_whitespace: bool = True
@@ -54,9 +54,9 @@ class Vocabulary(NamedTuple):
 class Walker:
     """Checks grammars over one vocabulary. `mask_ms` is what a token's mask may cost on average."""
 
-    def __init__(self, vocabulary: Vocabulary, *, mask_ms: float, threads: int = 1) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, mask_ms: float) -> None:
         info = xgrammar.TokenizerInfo.deserialize_json(vocabulary.serialized)
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=threads, cache_limit_bytes=_CACHE_BYTES)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
         self._any_whitespace = vocabulary.any_whitespace
         self._stops = vocabulary.stop_token_ids
         self._mask_ms = mask_ms
@@ -75,10 +75,16 @@ class Walker:
             compiled = self._compile(kind, source)
         except Exception as exc:  # noqa: BLE001  # xgrammar raises what it likes
             return Report("invalid", _reason(exc))
-        report = self._walk_all(compiled, min(tokens, MAX_WALK_TOKENS))
-        if report.outcome == "passed" and kind == "structural_tag":
-            report = self._walk_tags(compiled, source, min(tokens, MAX_WALK_TOKENS), report.tokens)
-        return report
+        walked = 0
+        for number, (matcher, choose) in enumerate(self._walks(compiled, kind, source)):
+            if number == 0 and self._is_empty(matcher):
+                return Report("empty")
+            meter = CostMeter(self._mask_ms)
+            self._walk(matcher, choose, min(tokens, MAX_WALK_TOKENS), meter)
+            walked += meter.tokens
+            if meter.exceeded:
+                return Report("slow", meter.in_words(), tokens=walked)
+        return Report("passed", tokens=walked)
 
     def _compile(self, kind: str, source: str) -> Any:
         if kind == "json_schema":
@@ -89,34 +95,22 @@ class Walker:
             return self._compiler.compile_grammar(source)
         return self._compiler.compile_structural_tag(_structural_tag(source))
 
-    def _walk_all(self, compiled: Any, tokens: int) -> Report:
-        walked = 0
-        for number, choose in enumerate(self._strategies()):
-            matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=self._stops)
-            if number == 0:
-                # False says that everything is allowed, and the mask is not written.
-                began_s = time.thread_time()
-                filled = matcher.fill_next_token_bitmask(self._mask)
-                if time.thread_time() - began_s < STRATEGY_S and filled and not self._mask.any():
-                    return Report("empty")
-            meter = CostMeter(self._mask_ms)
-            self._walk(matcher, choose, tokens, meter)
-            walked += meter.tokens
-            if meter.exceeded:
-                return Report("slow", meter.in_words(), tokens=walked)
-        return Report("passed", tokens=walked)
+    def _walks(self, compiled: Any, kind: str, source: str) -> Iterator[tuple[Any, _Choose]]:
+        """The ways to walk a grammar, each with a matcher of its own at the place where it begins."""
+        for choose in self._strategies():
+            yield xgrammar.GrammarMatcher(compiled, override_stop_tokens=self._stops), choose
+        if kind == "structural_tag":  # behind the beginning of each tag: no other walk writes one by chance
+            for begin in list(_begins(json.loads(source)).values())[:MAX_TAGS]:
+                matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=self._stops)
+                if matcher.accept_string(begin):
+                    yield matcher, self._again
 
-    def _walk_tags(self, compiled: Any, source: str, tokens: int, walked: int) -> Report:
-        """Behind the beginning of each tag: no other walk writes one by chance."""
-        for begin in list(_begins(json.loads(source)).values())[:MAX_TAGS]:
-            matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=self._stops)
-            meter = CostMeter(self._mask_ms)
-            if matcher.accept_string(begin):
-                self._walk(matcher, self._again, tokens, meter)
-                walked += meter.tokens
-            if meter.exceeded:
-                return Report("slow", meter.in_words(), tokens=walked)
-        return Report("passed", tokens=walked)
+    def _is_empty(self, matcher: Any) -> bool:
+        """Whether a grammar allows no token at its beginning, as far as that is told within `STRATEGY_S`."""
+        began_s = time.thread_time()
+        filled = matcher.fill_next_token_bitmask(self._mask)
+        # Not filled says that everything is allowed, and the mask is not written.
+        return filled and time.thread_time() - began_s < STRATEGY_S and not self._mask.any()
 
     def _walk(self, matcher: Any, choose: _Choose, tokens: int, meter: CostMeter) -> None:
         """Follow one strategy until the answer's end, the cost's bound, or nothing new is to be seen."""
@@ -146,14 +140,14 @@ class Walker:
         return later_ms < CHEAP * self._mask_ms * half and later_ms < 1.5 * earlier_ms + CHEAP
 
     def _strategies(self) -> tuple[_Choose, ...]:
-        """Ways through a grammar, none of which ends the answer while it can go on."""
+        """Ways through a grammar, none of which ends the answer while it can continue."""
         return (
             lambda _matcher, allowed, _last: _first(allowed),
             self._longest,
             self._again,
-            _Random(1),
-            self._wordy(_Random(2)),
-            self._costliest(self._wordy(_Random(3))),
+            _random(1),
+            self._wordy(_random(2)),
+            self._costliest(self._wordy(_random(3))),
         )
 
     def _longest(self, _matcher: Any, allowed: Any, _last: int | None) -> int | None:
@@ -205,18 +199,18 @@ class Walker:
 _Choose = Callable[[Any, Any, "int | None"], "int | None"]
 
 
-class _Random:
+def _random(seed: int) -> _Choose:
     """Any token that is allowed, the same ones in each run."""
+    rng = random.Random(seed)  # noqa: S311  # a walk, no secret
 
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)  # noqa: S311  # a walk, no secret
-
-    def __call__(self, _matcher: Any, allowed: Any, _last: int | None) -> int | None:
+    def choose(_matcher: Any, allowed: Any, _last: int | None) -> int | None:
         words = np.flatnonzero(allowed)
         if not len(words):
             return None
-        ids = _ids(allowed, words[self._random.randrange(len(words))][None])
-        return int(ids[self._random.randrange(len(ids))])
+        ids = _ids(allowed, words[rng.randrange(len(words))][None])
+        return int(ids[rng.randrange(len(ids))])
+
+    return choose
 
 
 def _first(allowed: Any) -> int | None:

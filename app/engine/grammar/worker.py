@@ -16,7 +16,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from app.engine.parent import end_with
+from app.engine.parent_death import die_with_parent
 
 MAX_MEMORY_BYTES = 2 * 1024**3
 """A grammar that takes more to compile would take as much in the scheduler."""
@@ -27,13 +27,13 @@ NICE = 10
 def main() -> None:
     """Check grammars until standard input ends."""
     setup = json.loads(sys.stdin.buffer.readline())
-    end_with(setup["parent"])
+    die_with_parent(setup["parent"])
     os.nice(NICE)
     import_xgrammar_alone()
     from app.engine.grammar.walk import Vocabulary, Walker
 
     vocabulary = Vocabulary(setup["serialized"], setup["any_whitespace"], setup["stop_token_ids"])
-    walker = Walker(vocabulary, mask_ms=setup["mask_ms"], threads=setup["threads"])
+    walker = Walker(vocabulary, mask_ms=setup["mask_ms"])
     limit_s = setup["limit_s"]
     del setup, vocabulary
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))

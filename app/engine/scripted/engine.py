@@ -26,11 +26,10 @@ from app.core import (
     Prompt,
     ToolCall,
 )
-from app.engine.limits import answer_budget, check_text_only
-from app.engine.scripted.run import Run
-from app.engine.scripted.service import Seat, Service, ServiceRates
+from app.engine.request_limits import answer_budget, check_text_only
+from app.engine.scripted.service import Run, Seat, Service, ServiceRates
 from app.engine.scripted.vocabulary import Vocabulary, prompt_ids, taken_over, token_id
-from app.engine.tally import Tallies
+from app.engine.sink import Tallies
 from app.errors import EngineFailed, EngineNotReady, EngineOverloaded
 from app.settings import SettingsError
 
@@ -47,7 +46,7 @@ _FINISHES = ("stop", "length")
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class Script(ServiceRates):
     """The course of one answer. `rate` is tokens per second; 0 is as fast as the loop turns.
 
     `fault` happens after `fault_after` tokens: `fail` breaks this answer, `die` the engine,
@@ -68,20 +67,18 @@ class Script:
     context: int = 32_768
     pool: int = 0
     """KV tokens; 0 has 64 contexts."""
-    prefill_rate: float = 0.0
-    step_s: float = 0.0
-    step_per_request_s: float = 0.0
-    """With any of these three, requests share rates and a KV pool (app.engine.scripted.service), not `rate`.
 
-    Answers with `ignore_eos` have all of their `max_tokens` then."""
-    step_per_held_token_s: float = 0.0
-    wake_s: float = 0.0
-    spread: float = 0.0
-    """The spread of shared rates; see app.engine.scripted.service.ServiceRates."""
+    @property
+    def pool_tokens(self) -> int:
+        """The size of the KV pool."""
+        return self.pool or self.context * 64
 
     @property
     def shared(self) -> bool:
-        """Whether requests share one service."""
+        """Whether requests share one service, and not `rate`; it takes one of three rates to have one.
+
+        Answers with `ignore_eos` have all of their `max_tokens` then.
+        """
         return bool(self.prefill_rate or self.step_s or self.step_per_request_s)
 
     @classmethod
@@ -133,18 +130,18 @@ class ScriptedEngine:
         self._seen_prefixes: dict[int, None] = {}
         self._vocabulary = Vocabulary()
         self._used_tokens = 0
-        self._service = _service(self._default)
+        script = self._default
+        self._service = Service(script, script.pool_tokens, script.seed) if script.shared else None
         self._card = ModelCard(
             id=name,
             context_length=self._default.context,
-            kv_capacity_tokens=self._default.pool or self._default.context * 64,
+            kv_capacity_tokens=self._default.pool_tokens,
             max_prompt_tokens=self._default.context - 1,
             capabilities=frozenset({"tools", "reasoning"}),
         )
 
     @property
     def model(self) -> ModelCard:
-        """The scripted model's card, known from the start."""
         return self._card
 
     async def start(self) -> None:
@@ -153,17 +150,15 @@ class ScriptedEngine:
         self._health = Health.READY
 
     def tokenizer_json(self) -> None:
-        """None: its ids are made of words."""
+        """No tokenizer: ids are made of words."""
 
     async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """See Engine.tokenize; there are no special tokens to add."""
         del owner, add_special_tokens
         return self._vocabulary.ids(text)
 
     async def detokenize(
         self, owner: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
     ) -> str:
-        """See Engine.detokenize."""
         del owner, skip_special_tokens
         return self._vocabulary.text(token_ids)
 
@@ -222,7 +217,7 @@ class ScriptedEngine:
                 self._misbehave(run, script, made)
                 if script.fault == "hang" and made >= script.fault_after:
                     await self._pause(run, 1e6)
-                # What was generated before comes first, of all choices, and as fast as the loop turns.
+                # The ids of an earlier run are first, of all choices, and as fast as the loop turns.
                 behind = [choice for choice in live if repeated.get(choice, 0) > made]
                 for choice in behind or list(live):
                     delta = _aborted(choice, counts[choice]) if run.aborted else next(live[choice])
@@ -247,7 +242,7 @@ class ScriptedEngine:
             self._tallies.end(rid)
 
     def _deltas(self, answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
-        """The deltas of a choice that is not stopped."""
+        """All deltas of one choice, the last with a finish reason."""
         return _choice(answer, choice)
 
     async def _pause(self, run: Run, duration_s: float) -> None:
@@ -276,23 +271,18 @@ class ScriptedEngine:
 
     def die(self, reason: str) -> None:
         """End as an engine whose process was killed: every generation fails at once."""
-        self._health = Health.DEAD
-        for run in self._runs.values():
-            run.fail("The scripted engine died.")
+        self._end("The scripted engine died.")
         self._on_death(reason)
 
     def abort(self, rid: str) -> None:
-        """See Engine.abort."""
         run = self._runs.get(rid)
         if run is not None:
             run.abort()
 
     def pop_emitted_tokens(self, rid: str) -> int:
-        """See Engine.pop_emitted_tokens."""
-        return self._tallies.of(rid)
+        return self._tallies.pop(rid)
 
     def load(self) -> EngineLoad:
-        """See Engine.load."""
         running, capacity, service = len(self._runs), self._card.kv_capacity_tokens, self._service
         if service is None:
             return EngineLoad(running, 0, self._used_tokens, capacity, 0.0)
@@ -302,31 +292,17 @@ class ScriptedEngine:
         )
 
     def health(self) -> Health:
-        """See Engine.health."""
         return self._health
 
     async def aclose(self) -> None:
         """End; generations in progress fail."""
         if self._health is not Health.DEAD:
-            self._health = Health.DEAD
-            for run in self._runs.values():
-                run.fail("The server is stopping.")
+            self._end("The server is stopping.")
 
-
-def _service(script: Script) -> Service | None:
-    """The service that the requests of a script share; None where each goes by itself."""
-    if not script.shared:
-        return None
-    rates = ServiceRates(
-        pool_tokens=script.pool or script.context * 64,
-        prefill_tokens_per_s=script.prefill_rate,
-        step_s=script.step_s,
-        step_per_request_s=script.step_per_request_s,
-        step_per_held_token_s=script.step_per_held_token_s,
-        wake_s=script.wake_s,
-        spread=script.spread,
-    )
-    return Service(rates, script.seed)
+    def _end(self, reason: str) -> None:
+        self._health = Health.DEAD
+        for run in self._runs.values():
+            run.fail(reason)
 
 
 def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:
@@ -342,7 +318,6 @@ def _pieces(seed: int, choice: int) -> Iterator[str]:
 
 
 def _choice(answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
-    """All deltas of one choice, the last with a finish reason."""
     script, body = answer.script, answer.request.body
     length = answer.max_tokens if script.shared and body.get("ignore_eos") else script.tokens
     earlier = [_PIECES[token_id] for token_id in answer.continued[choice]] if answer.continued else []

@@ -1,10 +1,10 @@
-"""The speed of a scripted engine whose requests share it: prefill, decode steps, a KV pool.
+"""How a scripted generation waits, and the speed of an engine whose requests share it.
 
 As SGLang does it: a prompt waits until the pool has room for it, prompts are taken in before running
-requests go on, all at once that wait and fit; a decode step gives each of those a token and takes the
+requests continue, all at once that wait and fit; a decode step gives each of those a token and takes the
 longer the more there are, and the more they hold. Either is a pass through the model, which takes `step_s`
 however little is in it, the first one after a pause `wake_s` more, and not each time the same. When the
-pool is full in mid-answer, the request that came last is set aside and begins anew with what it had (a
+pool is full in mid-answer, the newest request is set aside and begins anew with what it had (a
 retraction).
 """
 
@@ -16,29 +16,65 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from app.errors import EngineFailed
+
 MAX_PREFILL_TOKENS = 16_384
 """Tokens of several prompts taken in at once, as SGLang's `max_prefill_tokens`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceRates:
     """Rates in tokens per second and times in seconds; a rate of 0 has no limit.
 
     A pass takes a log-normal time about what it would take; `spread` is the deviation of its logarithm.
     """
 
-    pool_tokens: int
-    prefill_tokens_per_s: float
-    step_s: float
-    step_per_request_s: float
+    prefill_rate: float = 0.0
+    step_s: float = 0.0
+    step_per_request_s: float = 0.0
     step_per_held_token_s: float = 0.0
     """Seconds of a step for each token that the running requests hold in the pool."""
     wake_s: float = 0.0
     spread: float = 0.0
 
 
+class Run:
+    """A generation that waits for its next token; an abort ends it early, an engine's death with an error."""
+
+    __slots__ = ("_waiter", "aborted", "error")
+
+    def __init__(self) -> None:
+        self.aborted = False
+        self.error: EngineFailed | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Continue the generation, if it waits."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def woken(self) -> None:
+        """Wait for `wake`; at once when aborted. Raises EngineFailed when the engine dies meanwhile."""
+        if self.aborted:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+        if self.error is not None:
+            raise self.error
+
+    def abort(self) -> None:
+        """Have the generation end with finish reason `abort`."""
+        self.aborted = True
+        self.wake()
+
+    def fail(self, message: str) -> None:
+        """Have the generation end with EngineFailed."""
+        self.error = EngineFailed(message)
+        self.wake()
+
+
 class Seat:
-    """One request's tokens in the KV pool, and those it waits for. `wake` lets the request go on."""
+    """One request's tokens in the KV pool, and those it waits for. `wake` continues the request."""
 
     __slots__ = ("_wanted_tokens", "held_tokens", "uncached_tokens", "wake")
 
@@ -65,8 +101,9 @@ class Seat:
 class Service:
     """Serves the seats that are taken, while there are any."""
 
-    def __init__(self, rates: ServiceRates, seed: int = 0) -> None:
+    def __init__(self, rates: ServiceRates, pool_tokens: int, seed: int = 0) -> None:
         self._rates = rates
+        self._pool_tokens = pool_tokens
         self._rng = random.Random(seed)  # noqa: S311  # reproducible, not secret
         self._waiting: deque[Seat] = deque()
         self._running: dict[Seat, None] = {}
@@ -120,7 +157,7 @@ class Service:
 
     def _fits(self, seat: Seat) -> bool:
         """A prompt needs a page beyond itself; into an empty pool everything fits."""
-        return not self._running or self.used_tokens + seat.held_tokens + 16 <= self._rates.pool_tokens
+        return not self._running or self.used_tokens + seat.held_tokens + 16 <= self._pool_tokens
 
     def _taken_in(self) -> Iterator[Seat]:
         """The first of those that wait, as many as fit; beside others no more than so much prompt."""
@@ -135,7 +172,7 @@ class Service:
             yield seat
 
     async def _prefill(self, seats: Sequence[Seat]) -> None:
-        rate = self._rates.prefill_tokens_per_s
+        rate = self._rates.prefill_rate
         uncached_tokens = sum(seat.uncached_tokens for seat in seats)
         await self._pass(uncached_tokens / rate if rate else 0.0)
         for seat in seats:
@@ -145,7 +182,7 @@ class Service:
 
     async def _step(self) -> None:
         """A token for each that runs."""
-        while len(self._running) > 1 and self.used_tokens + len(self._running) > self._rates.pool_tokens:
+        while len(self._running) > 1 and self.used_tokens + len(self._running) > self._pool_tokens:
             self._retract(next(reversed(self._running)))
         rates = self._rates
         each_s = rates.step_per_request_s * len(self._running)

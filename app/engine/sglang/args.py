@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from app.engine.grammar.cost import GrammarBudget
-from app.engine.image_limits import ImageLimits
+from app.engine.request_limits import ImageLimits
 from app.engine.sglang import ranks
 from app.engine.sglang.allowed_args import check
 from app.engine.sglang.platform import needs_cpu_platform, visible_devices

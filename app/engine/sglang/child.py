@@ -13,8 +13,8 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from app.engine.parent import end_with, run_and_exit
-from app.engine.remote.child_server import LOOPBACK, ChildCommand
+from app.engine.child_server import LOOPBACK, ChildCommand
+from app.engine.parent_death import die_with_parent, run_and_exit
 from app.engine.sglang.args import SGLangOptions, cpu_threads
 from app.engine.sglang.platform import prepare_process
 from app.engine.sglang.process import (
@@ -51,7 +51,7 @@ def fresh_key() -> str:
 def main() -> None:
     """Serve until killed."""
     spec = ChildSpec(**json.load(sys.stdin))
-    end_with(spec.parent)  # SGLang's own end with this one
+    die_with_parent(spec.parent)  # SGLang's own end with this one
     prepare_process()
     from sglang.srt.entrypoints import engine, http_server
     from sglang.srt.plugins import load_plugins

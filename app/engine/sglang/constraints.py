@@ -20,7 +20,7 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
-from app.engine.remote.continuation import GRAMMARS
+from app.engine.continuation import GRAMMARS
 from app.errors import UnsupportedParameter
 
 _PLACE_CHARS = 100

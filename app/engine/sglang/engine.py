@@ -24,12 +24,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, ModelCard, Prompt
-from app.engine.generation_stream import GenerationStream
-from app.engine.image_limits import check_images
-from app.engine.limits import check_text_only
 from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
-from app.engine.restart import Backoff
-from app.engine.restarts import LossCause, RestartHistory, RestartLimits
+from app.engine.request_limits import check_images, check_text_only
 from app.engine.sglang.args import SGLangOptions, as_started
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.recovery import FIRST_PAUSE_S, LONGEST_PAUSE_S, Recovery
@@ -39,7 +35,8 @@ from app.engine.sglang.speculation import is_speculative
 from app.engine.sglang.start_stage import WARM_UP, launch_stage
 from app.engine.sglang.start_watchdog import StartWatchdog, StartWork, watched
 from app.engine.sglang.watchdog import PATIENCE, HangWatchdog
-from app.engine.tally import Tallies, TokenTally
+from app.engine.sink import GenerationStream, Tallies, TokenTally
+from app.engine.supervise import Backoff, LossCause, RestartHistory, RestartLimits
 from app.errors import BadRequest, EngineFailed, EngineNotReady
 from app.settings import SettingsError
 
@@ -313,7 +310,7 @@ class SGLangEngine:
 
     def pop_emitted_tokens(self, rid: str) -> int:
         """Token ids handed over for `rid` so far; forgets it once its stream has ended."""
-        return self._tallies.of(rid)
+        return self._tallies.pop(rid)
 
     def load(self) -> EngineLoad:
         """The engine's current load, as its schedulers last wrote it to shared memory."""

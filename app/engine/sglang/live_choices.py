@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from app.core import Counts
-from app.engine.remote.model import ChoiceSink
-from app.engine.tally import TokenTally
+from app.engine.sink import ChoiceSink, TokenTally
 from app.errors import ServingError
 
 BROKEN = "\ufffd"

@@ -20,9 +20,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from app.engine.parent import end_with, run_and_exit
-from app.engine.restart import Backoff, restart_with_backoff
+from app.engine.parent_death import die_with_parent, run_and_exit
 from app.engine.sglang.args import SGLangOptions
+from app.engine.supervise import Backoff, supervise
 from app.settings import EXIT_CONFIG, SettingsError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
@@ -57,7 +57,7 @@ async def keep_running(options: SGLangOptions, rank: int) -> int:
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, end, 0)
-    running = asyncio.create_task(restart_with_backoff(run_once, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)))
+    running = asyncio.create_task(supervise(run_once, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)))
     try:
         either: tuple[asyncio.Future[Any], ...] = running, status
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -102,7 +102,7 @@ async def _run_once(options: SGLangOptions, rank: int) -> tuple[int, bool]:
 def main() -> None:
     """Start the ranks that standard input asks for; ends with the first of them."""
     spec = json.load(sys.stdin)
-    end_with(spec["parent"])
+    die_with_parent(spec["parent"])
     os.set_inheritable(spec["joined"], False)
     run_and_exit(partial(_run, spec))
 

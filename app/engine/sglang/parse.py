@@ -15,9 +15,9 @@ from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.json_array_parser import JsonArrayParser
 
 from app.core import Channel, Counts, Delta, FinishReason, ToolCall
-from app.engine.generation_stream import GenerationStream
 from app.engine.sglang.grammar import grammar_param
 from app.engine.sglang.handover import refusal
+from app.engine.sink import GenerationStream
 from app.errors import EngineFailed, ServingError
 
 _new_tuple = tuple.__new__

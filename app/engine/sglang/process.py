@@ -13,7 +13,7 @@ import signal
 import warnings
 from typing import Any
 
-from app.engine.parent import end_with
+from app.engine.parent_death import die_with_parent
 from app.engine.sglang.platform import needs_cpu_platform, prepare_process
 
 
@@ -36,7 +36,7 @@ class ChildEntry:
         if parent != os.getpid():
             # Here, as SGLang asks for it after seconds of imports: a server that is killed meanwhile would
             # leave a detokenizer of 700 MB behind, which waits for ever.
-            end_with(parent)
+            die_with_parent(parent)
         self.__dict__.update(state)
         for name, value in self._environ.items():
             os.environ.setdefault(name, value)

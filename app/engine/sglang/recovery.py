@@ -16,9 +16,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from app.engine.restart import Backoff
-from app.engine.restarts import LossCause, RestartHistory, RestartLimits
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
+from app.engine.supervise import Backoff, LossCause, RestartHistory, RestartLimits, RestartPolicy
 from app.errors import EngineFailed
 
 POLL_S = 0.02
@@ -74,12 +73,10 @@ class Recovery:
     ) -> None:
         self._engine = engine
         self._live = live
-        self._limits = limits
+        self._policy = RestartPolicy(limits, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), clock_s)
         self._history = history
         self._clock_s = clock_s
         self._sleep = sleep
-        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        self._failures_s = deque[float]()
         self._reason = ""
         self._is_lost = False
         self._tried: list[LiveChoice] = []
@@ -93,11 +90,10 @@ class Recovery:
         self._history.lost(cause, reason, len(waiting))
         self._reason, self._is_lost = reason, True
         if not tried:
-            self._failures_s.append(self._clock_s())
+            self._policy.lost()
         else:
             self._end(tried)
-            if self._failures_s:
-                self._failures_s.pop()  # the loss that made it a suspect is explained, as this one is
+            self._policy.excuse()  # the loss that made it a suspect is explained, as this one is
         if self._task is None:
             self._task = asyncio.create_task(self._recover(), name="engine recovery")
 
@@ -109,16 +105,15 @@ class Recovery:
             await asyncio.wait([task])
 
     async def _recover(self) -> None:
-        self._forget_old_failures()
+        self._policy.begin_outage()
         while True:
-            if len(self._failures_s) > self._limits.restarts:
+            pause_s = self._policy.next_pause_s()
+            if pause_s is None:
                 self._task = None
                 self._engine.given_up(self._reason)
                 return
-            if len(self._failures_s) > 1:
-                await self._sleep(self._backoff.next_s())
-            else:
-                self._backoff.reset()
+            if pause_s:
+                await self._sleep(pause_s)
             self._is_lost = False
             try:
                 await self._engine.restart()
@@ -135,14 +130,8 @@ class Recovery:
 
     def _start_failed(self, exc: Exception) -> None:
         self._reason = f"SGLang did not start: {type(exc).__name__}: {exc}"
-        self._failures_s.append(self._clock_s())
+        self._policy.lost()
         self._history.lost("failed", self._reason, len(self._live.lose_engine()))
-
-    def _forget_old_failures(self) -> None:
-        """Drop those before the window. In an outage all count: a start may take longer than that to fail."""
-        oldest_s = self._clock_s() - self._limits.window_s
-        while self._failures_s and self._failures_s[0] < oldest_s:
-            self._failures_s.popleft()
 
     async def _resume(self) -> int:
         """Send all that wait, and those that begin to wait meanwhile; returns how many. Raises EngineLost."""

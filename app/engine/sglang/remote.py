@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.core import ChatRequest, ModelCard, Prompt
-from app.engine.generation_stream import GenerationStream
+from app.engine.continuation import TextRules
 from app.engine.grammar.cost import GrammarBudget
-from app.engine.limits import check_text_only
-from app.engine.remote.continuation import TextRules
-from app.engine.remote.model import ChoiceSink, Facts
+from app.engine.http.model import Facts
+from app.engine.request_limits import check_text_only
 from app.engine.sglang.platform import prepare_process
 from app.engine.sglang.seeds import seed_of_choice
 from app.engine.sglang.speculation import is_speculative
+from app.engine.sink import ChoiceSink, GenerationStream
 from app.errors import BadRequest, EngineFailed
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class _Standin:
 
 
 class SGLangRemoteModel:
-    """See app.engine.remote.model.RemoteModel."""
+    """See app.engine.http.model.RemoteModel."""
 
     def __init__(self, facts: Facts, options: RemoteModelOptions) -> None:
         from app.engine.sglang.render import Renderer, RenderLimits
@@ -210,7 +210,7 @@ class SGLangRemoteModel:
         return body
 
     def rules(self, prompt: Prompt) -> TextRules:
-        """See app.engine.remote.model.RemoteModel."""
+        """See app.engine.http.model.RemoteModel."""
         from app.engine.sglang.text_rules import text_rules
 
         body = prompt.handle.body

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from app.core import ChatRequest, EngineLoad, ModelCard
-from app.engine.generation_stream import GenerationStream
-from app.engine.restarts import LossCause
 from app.engine.sglang.args import NO_MEDIA_DOMAIN, SGLangOptions
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.platform import prepare_process
 from app.engine.sglang.watchdog import HangWatchdog, Progress, started_cpu_s
-from app.engine.tally import TokenTally
+from app.engine.sink import GenerationStream, TokenTally
+from app.engine.supervise import LossCause
 from app.errors import EngineFailed
 
 if TYPE_CHECKING:

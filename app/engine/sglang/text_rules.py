@@ -9,7 +9,7 @@ from sglang.srt.parser.reasoning_parser import ReasoningParser
 from sglang.srt.sampling.sampling_params import SamplingParams, get_request_reasoning_end_token_ids
 from sglang.srt.utils.patch_tokenizer import decode_without_hf_kwargs
 
-from app.engine.remote.continuation import TextRules
+from app.engine.continuation import TextRules
 
 
 def text_rules(chat: Any, sampling: Mapping[str, Any], *, reasons: bool) -> TextRules:

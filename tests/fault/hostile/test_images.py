@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from app.core import ChatRequest
-from app.engine.image_limits import ImageLimits, check_images
+from app.engine.request_limits import ImageLimits, check_images
 from app.errors import BadRequest
 
 LIMITS = ImageLimits()

@@ -139,7 +139,7 @@ def test_a_stage_that_raises_leaves_the_end_of_its_traceback(tmp_path: Path, mon
 
     state = State(tmp_path, Options(), {"start": StageRecord()})
     state.save()
-    monkeypatch.setattr(stage, "end_with", lambda _parent: None)
+    monkeypatch.setattr(stage, "die_with_parent", lambda _parent: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setitem(stage.RUNS, "start", breaks)
     monkeypatch.setattr(sys, "argv", ["stage", str(tmp_path), "start", str(tmp_path), "60"])

@@ -1,4 +1,4 @@
-"""The scripted engine whose requests share one pace and one pool."""
+"""The scripted engine whose requests share one pace and one pool; how each of them waits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from math import log
 from statistics import fmean, pstdev
 from typing import Any
 
+import pytest
+
 from app.core import ChatRequest
 from app.engine.scripted.engine import Script, ScriptedEngine
+from app.engine.scripted.service import Run
+from app.errors import EngineFailed
 from tests.support.admissions import run_virtually
 
 WORDS = 99
@@ -151,3 +155,46 @@ def test_an_aborted_request_gives_its_room_back() -> None:
         assert one.engine.load().used_tokens == 0
 
     run_virtually(main)
+
+
+async def waiting(run: Run) -> asyncio.Task[None]:
+    """A task that waits for the run to be woken."""
+    task = asyncio.create_task(run.woken())
+    await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+async def test_a_waiting_run_goes_on_when_woken():
+    """One that waits returns without an error."""
+    run = Run()
+    task = await waiting(run)
+    run.wake()
+    await task
+
+
+async def test_an_abort_wakes_a_run_and_ends_later_waits_at_once():
+    """An aborted generation has nothing to wait for."""
+    run = Run()
+    task = await waiting(run)
+    run.abort()
+    await task
+    await run.woken()
+
+
+async def test_a_failed_run_raises_what_ended_it():
+    """The engine's death reaches a generation that waits."""
+    run = Run()
+    task = await waiting(run)
+    run.fail("The engine died.")
+    with pytest.raises(EngineFailed, match="The engine died"):
+        await task
+
+
+async def test_waking_a_run_that_does_not_wait_changes_nothing():
+    """Nothing is remembered: the next wait is one."""
+    run = Run()
+    run.wake()
+    task = await waiting(run)
+    run.wake()
+    await task

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from app.engine.restarts import RestartLimits
 from app.engine.sglang.args import SGLangOptions
 from app.engine.sglang.engine import SGLangEngine
+from app.engine.supervise import RestartLimits
 
 pytestmark = [pytest.mark.sglang, pytest.mark.filterwarnings("default")]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from app.core import Health
-from app.engine.restarts import RestartLimits
 from app.engine.sglang import engine as engine_module
 from app.engine.sglang.args import SGLangOptions
 from app.engine.sglang.engine import SGLangEngine
+from app.engine.supervise import RestartLimits
 from app.errors import EngineFailed
 from app.settings import SettingsError
 

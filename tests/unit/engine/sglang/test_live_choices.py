@@ -6,7 +6,7 @@ import pytest
 
 from app.core import Counts
 from app.engine.sglang.live_choices import Contradiction, LiveChoice, LiveChoices, Replay, pieces
-from app.engine.tally import TokenTally
+from app.engine.sink import TokenTally
 from app.errors import EngineFailed
 from tests.support.live_choices import NotingSink, choice, decode
 

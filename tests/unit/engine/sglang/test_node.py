@@ -65,7 +65,7 @@ async def test_only_ranks_that_had_joined_begin_the_pauses_again(monkeypatch: py
         pauses.append(pause_s)
 
     monkeypatch.setattr(node, "_run_once", run_once)
-    monkeypatch.setattr("app.engine.restart.asyncio.sleep", sleep)
+    monkeypatch.setattr("app.engine.supervise.asyncio.sleep", sleep)
     assert await keep_running(TWO, 1) == 0
     assert pauses == [1.0, 2.0, 1.0, 2.0]
 
@@ -102,7 +102,7 @@ def test_a_failure_of_the_ranks_process_leaves_its_traceback() -> None:
     """It ends at once, with status 1, whatever threads it has."""
     code = (
         "import threading\n"
-        "from app.engine.parent import run_and_exit\n"
+        "from app.engine.parent_death import run_and_exit\n"
         "threading.Thread(target=threading.Event().wait).start()\n"
         "run_and_exit(lambda: 1 // 0)\n"
     )

@@ -5,33 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import structlog
 
 from app.core import Counts
-from app.engine.restarts import RestartHistory, RestartLimits
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.recovery import OPENING_S, OPENING_TOKENS, Recovery
+from app.engine.supervise import RestartHistory, RestartLimits
 from tests.support.live_choices import FakeEngine, NotingSink, VirtualTime, choice
 from tests.support.sse_client import until
-
-
-class Notes:
-    """A listener that notes."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[object, ...]] = []
-
-    def engine_lost(self, cause: str, reason: str, live: int) -> None:
-        self.events.append(("lost", cause, reason, live))
-
-    def engine_restarted(self, took_s: float, resumed: int) -> None:
-        del took_s
-        self.events.append(("restarted", resumed))
-
-    def request_ended(self, rid: str, fingerprint: str) -> None:
-        self.events.append(("ended", rid, fingerprint))
-
-    def output_refused(self, rid: str, what: str) -> None:
-        self.events.append(("refused", rid, what))
 
 
 class Scene:
@@ -42,8 +23,8 @@ class Scene:
         self.live = LiveChoices()
         self.engine = FakeEngine(self.live)
         self.history = RestartHistory(self.time)
-        self.notes = Notes()
-        self.history.listen(self.notes)
+        self.captured = structlog.testing.LogCapture()
+        self.history.listen(structlog.wrap_logger(None, processors=[self.captured]), lambda: None)
         limits = RestartLimits(restarts=restarts, window_s=600)
         self.recovery = Recovery(
             self.engine, self.live, limits, self.history, clock_s=self.time, sleep=self.time.sleep
@@ -52,6 +33,11 @@ class Scene:
         self.choices = {name: choice(name) for name in names}
         for sent in self.choices.values():
             self.live.running[sent.rid] = sent
+
+    def ended(self) -> list[tuple[str, str]]:
+        """The requests that were ended, and the hashes of their prompts."""
+        lines = [line for line in self.captured.entries if line["event"] == "request_quarantined"]
+        return [(line["request_id"], line["prompt_hmac"]) for line in lines]
 
     def lose(self, reason: str = "killed") -> None:
         """The engine goes."""
@@ -94,7 +80,14 @@ async def test_choices_go_on_in_their_old_order() -> None:
     await scene.back()
     assert scene.engine.submitted == ["a-000", "b-000", "c-000", late.rid]
     assert len(scene.choices["b"].ids) == 22
-    assert scene.notes.events == [("lost", "exited", "killed", 3), ("restarted", 4)]
+    lost, restarted = scene.captured.entries
+    assert (lost["event"], lost["cause"], lost["reason"], lost["live_choices"]) == (
+        "engine_lost",
+        "exited",
+        "killed",
+        3,
+    )
+    assert (restarted["event"], restarted["resumed_choices"]) == ("engine_restarted", 4)
     assert (scene.history.num_restarts, scene.history.num_resumed, scene.history.num_lost) == (1, 4, 0)
     assert scene.history.reason is None
 
@@ -162,7 +155,7 @@ async def test_a_request_that_engines_die_under_is_found_and_ends() -> None:
     poisoned = scene.sink("poison").error
     assert poisoned is not None
     assert poisoned.code == "engine_restarted"
-    assert ("ended", "poison", "hash of poison") in scene.notes.events
+    assert scene.ended() == [("poison", "hash of poison")]
     for name in "ab":
         assert scene.sink(name).error is None
         assert len(scene.choices[name].ids) >= 20
@@ -176,8 +169,7 @@ async def test_several_poisons_are_all_found() -> None:
     scene.dies_under("p1", "p2", "p3", "p4")
     scene.lose()
     await scene.back()
-    ended = [str(event[1]) for event in scene.notes.events if event[0] == "ended"]
-    assert sorted(ended) == ["p1", "p2", "p3", "p4"]
+    assert sorted(rid for rid, _ in scene.ended()) == ["p1", "p2", "p3", "p4"]
     assert scene.sink("a").error is None
 
 
@@ -203,7 +195,8 @@ async def test_a_suspect_that_gets_on_is_none_any_more() -> None:
     scene.engine.on_submit = scene.engine.generate
     scene.lose()
     await scene.back()
-    assert scene.notes.events[-1] == ("restarted", 2)
+    assert scene.captured.entries[-1]["event"] == "engine_restarted"
+    assert scene.captured.entries[-1]["resumed_choices"] == 2
     assert not any(sent.is_suspect for sent in scene.choices.values() if sent.made_progress is False)
     assert scene.history.num_lost == 0
 

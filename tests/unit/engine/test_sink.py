@@ -1,6 +1,6 @@
 """Token ids counted apart: what a tally remembers, and for how long."""
 
-from app.engine.tally import Tallies
+from app.engine.sink import Tallies
 
 
 def test_a_running_tally_is_kept_and_an_ended_one_told_once():
@@ -8,9 +8,9 @@ def test_a_running_tally_is_kept_and_an_ended_one_told_once():
     tallies = Tallies()
     tally = tallies.begin("a")
     tally.add(3)
-    assert (tallies.of("a"), tallies.of("a")) == (3, 3)
+    assert (tallies.pop("a"), tallies.pop("a")) == (3, 3)
     tallies.end("a")
-    assert (tallies.of("a"), tallies.of("a")) == (3, 0)
+    assert (tallies.pop("a"), tallies.pop("a")) == (3, 0)
 
 
 def test_ids_that_come_after_the_end_do_not_count():
@@ -20,7 +20,7 @@ def test_ids_that_come_after_the_end_do_not_count():
     tally.add(3)
     tallies.end("a")
     tally.add(1)
-    assert tallies.of("a") == 3
+    assert tallies.pop("a") == 3
 
 
 def test_the_oldest_ended_tallies_are_forgotten():
@@ -30,4 +30,4 @@ def test_the_oldest_ended_tallies_are_forgotten():
         tallies.begin(name).add(1)
     for name in ("a", "b", "c", "unknown"):
         tallies.end(name)
-    assert [tallies.of(name) for name in ("running", "a", "b", "c")] == [1, 0, 1, 1]
+    assert [tallies.pop(name) for name in ("running", "a", "b", "c")] == [1, 0, 1, 1]

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from app.core import ChatRequest, Counts, ModelCard, Prompt
-from app.engine.generation_stream import GenerationStream
-from app.engine.remote.continuation import TextRules
-from app.errors import ServingError
+from app.core import ChatRequest, ModelCard, Prompt
+from app.engine.continuation import TextRules
+from app.engine.sink import ChoiceSink, GenerationStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,44 +25,21 @@ class Facts:
         return tuple(str(self.model.get(name)) for name in names)
 
 
-class ChoiceSink(Protocol):
-    """The receiver of one choice's steps (app.engine.sglang.parse)."""
-
-    counts: Counts
-
-    def take(
-        self,
-        text: str,
-        token_ids: Any,
-        finish: dict[str, Any] | None,
-        counts: Counts,
-        batch: Any,
-        row: int,
-    ) -> None:
-        """Take a step's output. `finish` is SGLang's finish reason, which comes exactly once."""
-        ...
-
-    def fail(self, error: ServingError) -> None:
-        """No more output will come."""
-        ...
-
-
 class RemoteModel(Protocol):
-    """Renders requests here for a model that runs elsewhere, and parses what it says."""
+    """Renders requests here for a model that runs elsewhere, and parses what it generates.
+
+    Methods of the names that `Engine` has do what they do there, and block.
+    """
 
     card: ModelCard
 
-    def render(self, request: ChatRequest) -> Prompt:
-        """See Engine.render; blocks."""
-        ...
+    def render(self, request: ChatRequest) -> Prompt: ...
 
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """See Engine.tokenize; blocks."""
-        ...
+    def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[int]: ...
 
-    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """See Engine.detokenize; blocks."""
-        ...
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+    def tokenizer_json(self) -> str | None: ...
 
     async def start(self) -> None:
         """Start what it needs on the event loop. Raises InternalError."""
@@ -89,10 +65,6 @@ class RemoteModel(Protocol):
 
     def sink(self, prompt: Prompt, index: int, out: GenerationStream) -> ChoiceSink: ...
 
-    def tokenizer_json(self) -> str | None:
-        """See Engine.tokenizer_json."""
-        ...
-
 
 LoadModel = Callable[[Facts], RemoteModel]
-"""Makes a model from what its server says; blocks for seconds. Raises EngineFailed with the reason."""
+"""Makes a model from the facts of its server; blocks for seconds. Raises EngineFailed with the reason."""

@@ -13,7 +13,7 @@ from typing import NoReturn
 PR_SET_PDEATHSIG = 1
 
 
-def end_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process as soon as `parent` ends, which started it; end at once if it has."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before it was asked for

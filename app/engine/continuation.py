@@ -1,4 +1,4 @@
-"""An answer that goes on at another server: its ids so far, and the text of those that follow.
+"""An answer that continues at another server: its ids so far, and the text of those that follow.
 
 A server that never saw the answer is sent it as a longer prompt. It then knows neither the half of a
 character that the answer ends in, nor a stop string that has begun, and counts from 0. So from the cut on,
@@ -28,14 +28,14 @@ PENALTIES: Mapping[str, float] = {
 """Sampling parameters that look at what was generated, with the values that have no effect."""
 
 CARRIED = "continued_ids"
-"""The key in `custom_params` by which our scheduler is told of an answer (app.engine.sglang.continuation)."""
+"""The key in `custom_params` for our scheduler (app.engine.sglang.continuation)."""
 
 Decode = Callable[[Sequence[int]], str]
 Finish = dict[str, Any]
 
 
 def restarted(message: str) -> EngineFailed:
-    """The error of an answer that cannot go on elsewhere."""
+    """The error of an answer that cannot continue elsewhere."""
     return EngineFailed(message, code="engine_restarted")
 
 
@@ -59,7 +59,7 @@ class TextRules:
 
 
 class Received:
-    """The ids of a choice from its first server, and the characters that had come after each late step."""
+    """The ids of a choice from its first server, and the characters received after each late step."""
 
     __slots__ = ("_steps", "num_chars", "token_ids")
 
@@ -75,7 +75,7 @@ class Received:
         self._steps.append((len(self.token_ids), self.num_chars))
 
     def continued(self, rules: TextRules, prompt_ids: Sequence[int]) -> ContinuedText:
-        """The text behind what has come. Raises EngineFailed where its place cannot be told."""
+        """The text behind what was received. Raises EngineFailed where its place is not known."""
         context = prompt_ids[-CONTEXT_TOKENS:]
         for num_ids, num_chars in reversed(self._steps):
             end = len(context) + num_ids
@@ -120,7 +120,7 @@ class ContinuedText:
 
     @property
     def left_tokens(self) -> int:
-        """The number of ids that may still come."""
+        """The number of ids that may follow."""
         return self._rules.max_tokens - self.num_tokens
 
     @property
@@ -136,7 +136,7 @@ class ContinuedText:
         return self.num_tokens if self._thought_tokens is None else self._thought_tokens
 
     def cut(self) -> None:
-        """Note that a server has been lost: the next one sees nothing of what has come until now."""
+        """Note that a server has been lost: the next one sees nothing of what was received until now."""
         self._cut = len(self._ids)
 
     def take(self, token_id: int, finish: Finish | None) -> tuple[str, Finish | None]:
@@ -152,7 +152,7 @@ class ContinuedText:
         return self._last_text(finish)
 
     def own_end(self, token_id: int) -> Finish | None:
-        """The finish reason that a token has by itself, if it comes next."""
+        """The finish reason that a token has by itself, if it is next."""
         if token_id in self._rules.end_ids:
             return {"type": "stop", "matched": token_id}
         return {"type": "length", "length": self._rules.max_tokens} if self.left_tokens <= 1 else None
@@ -241,7 +241,7 @@ def check_resumable(sampling: Mapping[str, Any]) -> None:
 
 
 def resumed_body(body: Mapping[str, Any], text: ContinuedText) -> dict[str, Any]:
-    """The body of `/generate` that goes on behind the ids so far."""
+    """The body of `/generate` that continues behind the ids so far."""
     sampling = dict(body["sampling_params"])
     sampling["max_new_tokens"] = text.left_tokens
     sampling["min_new_tokens"] = max((sampling.get("min_new_tokens") or 0) - text.num_tokens, 0)
@@ -252,7 +252,7 @@ def resumed_body(body: Mapping[str, Any], text: ContinuedText) -> dict[str, Any]
 
 
 def carried_body(body: Mapping[str, Any], token_ids: Sequence[int]) -> dict[str, Any]:
-    """The body of `/generate` for a server that runs our scheduler, which takes up the answer as its own."""
+    """The body of `/generate` for a server that runs our scheduler, which continues the answer as its own."""
     sampling = body["sampling_params"]
     custom = {**(sampling.get("custom_params") or {}), CARRIED: list(token_ids)}
     return {**body, "sampling_params": {**sampling, "custom_params": custom}}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.remote.continuation import (
+from app.engine.continuation import (
     BROKEN,
     ContinuedText,
     Finish,

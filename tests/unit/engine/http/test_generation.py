@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.engine.remote.attempts import DEATHS, MOVES, UNREACHED, Attempts
+from app.engine.http.generation import DEATHS, MOVES, UNREACHED, Attempts
 from app.errors import EngineFailed, EngineNotReady, ServingError
 
 SERVERS: list[Any] = [cast("Any", name) for name in "abcdefghij"]
@@ -22,7 +22,7 @@ def test_what_no_server_accepts_is_tried_a_few_times() -> None:
     attempts = Attempts(resume_s=100)
     for number in range(UNREACHED):
         attempts.sent(SERVERS[number])
-        attempts.missed("no connection", 0)
+        attempts.missed("no connection")
         error = attempts.verdict(0, begun=False)
         assert (error is None) == (number < UNREACHED - 1)
     assert isinstance(error, EngineNotReady)
@@ -31,24 +31,22 @@ def test_what_no_server_accepts_is_tried_a_few_times() -> None:
 
 
 def test_what_has_lost_its_server_waits_for_another() -> None:
-    """As long as is set, counted from the loss; a server that takes it ends the wait."""
+    """As long as is set, counted from the loss, less the wait for others; a token ends the wait."""
     attempts = Attempts(resume_s=10)
     attempts.sent(SERVERS[0])
-    attempts.accepted()
     assert attempts.advanced() is None
     attempts.died(SERVERS[0], "broke off", 100)
     assert attempts.has_moved
     assert (attempts.left_s(100), attempts.left_s(104)) == (10, 6)
-    attempts.missed("no connection", 105)
+    attempts.missed("no connection")
     assert attempts.verdict(109, begun=True) is None
     attempts.queued(3)
     assert attempts.left_s(109) == 4
     error = attempts.verdict(114, begun=True)
     assert isinstance(error, EngineFailed)
     assert code(error) == "engine_failed"
-    attempts.accepted()
+    assert attempts.advanced() == 103
     assert attempts.left_s(114) == 0
-    assert attempts.advanced() == 100
     assert attempts.advanced() is None
 
 
@@ -56,7 +54,6 @@ def test_without_a_time_to_wait_nothing_moves() -> None:
     """The answer ends with its server."""
     attempts = Attempts(resume_s=0)
     attempts.sent(SERVERS[0])
-    attempts.accepted()
     attempts.advanced()
     attempts.died(SERVERS[0], "broke off", 0)
     assert code(attempts.verdict(0, begun=True)) == "engine_failed"
@@ -79,7 +76,6 @@ def test_deaths_without_a_token_in_between_are_few(*, with_tokens: bool) -> None
     error: ServingError | None = None
     while error is None:
         attempts.sent(SERVERS[deaths])
-        attempts.accepted()
         if with_tokens:
             attempts.advanced()
         attempts.died(SERVERS[deaths], "broke off", 0)

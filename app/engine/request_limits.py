@@ -1,7 +1,8 @@
-"""Limits on the decoded size of a request's images, read from their headers before anything decodes them.
+"""Limits on a rendered request: its tokens, and the decoded size of its images.
 
-A file says nothing of its size: 21 KB of PNG can be 860 MB of pixels. What is not a PNG, JPEG, WebP or GIF is
-refused, for other formats have other decoders, and so are video and audio, which this server does not serve.
+An image's size is read from its header before anything decodes it: 21 KB of PNG can be 860 MB of pixels.
+What is not a PNG, JPEG, WebP or GIF is refused, for other formats have other decoders, and so are video and
+audio, which this server does not serve.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.core import ChatRequest
-from app.errors import BadRequest
+from app.core import ChatRequest, ModelCard
+from app.errors import BadRequest, ContextOverflow
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
@@ -34,9 +35,40 @@ class ImageLimits:
     total_pixels: int = 128 * 1024**2
 
 
+def answer_budget(prompt_tokens: int, max_tokens: int | None, model: ModelCard) -> int:
+    """The tokens that the answer may have.
+
+    Without `max_tokens` it is what the context leaves. Raises ContextOverflow, which says
+    by how much prompt and answer are too long together.
+    """
+    left_tokens = min(model.context_length, model.max_prompt_tokens + 1) - prompt_tokens
+    requested = 1 if max_tokens is None else max_tokens
+    if requested > left_tokens:
+        answer = "" if max_tokens is None else f" and max_tokens asks for {max_tokens} more"
+        limit = prompt_tokens + left_tokens
+        raise ContextOverflow(
+            f"This model holds {limit} tokens; the messages take {prompt_tokens}{answer}:"
+            f" {requested - left_tokens} too many. Shorten the messages"
+            f"{' or lower max_tokens' if max_tokens is not None else ''}.",
+            param="messages",
+        )
+    return left_tokens if max_tokens is None else max_tokens
+
+
+def check_text_only(request: ChatRequest) -> None:
+    """Refuse content parts other than text. Raises BadRequest naming the part."""
+    for where, content_part in _content_parts(request):
+        if (kind := content_part.get("type")) != "text":
+            raise BadRequest(
+                f"The model {request.model!r} reads text only; remove the {kind} part.",
+                code="unsupported_content",
+                param=where,
+            )
+
+
 async def check_images(request: ChatRequest, limits: ImageLimits) -> None:
     """Refuse what would take too much memory to look at. Raises BadRequest naming the part."""
-    parts = list(_parts(request))
+    parts = list(_images(request))
     if not parts:
         return
     if len(parts) > limits.images:
@@ -49,28 +81,29 @@ async def check_images(request: ChatRequest, limits: ImageLimits) -> None:
     await asyncio.to_thread(_check, parts, limits)
 
 
-def _parts(request: ChatRequest) -> Iterator[tuple[str, str]]:
-    """The place of each image in the request, and its URL. Raises BadRequest for other media."""
+def _content_parts(request: ChatRequest) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The parts of all messages that are no plain text, each with its place in the request."""
     for i, message in enumerate(request.body["messages"]):
         content = message.get("content")
         for j, content_part in enumerate(content if isinstance(content, list) else ()):
-            where = f"messages[{i}].content[{j}]"
-            if content_part.get("type") in _NO_IMAGES:
-                raise BadRequest(
-                    f"{where}: audio, video and files are not served; send text and images.",
-                    code="unsupported_content",
-                    param=where,
-                )
-            if content_part.get("type") == "image_url":
-                yield where, _url(content_part, where)
+            yield f"messages[{i}].content[{j}]", content_part
 
 
-def _url(content_part: Mapping[str, Any], where: str) -> str:
-    image = content_part.get("image_url")
-    url = image.get("url") if isinstance(image, dict) else image
-    if not isinstance(url, str):
-        raise BadRequest(f"{where}.image_url.url must be a string.", param=where)
-    return url
+def _images(request: ChatRequest) -> Iterator[tuple[str, str]]:
+    """The place of each image in the request, and its URL. Raises BadRequest for other media."""
+    for where, content_part in _content_parts(request):
+        if content_part.get("type") in _NO_IMAGES:
+            raise BadRequest(
+                f"{where}: audio, video and files are not served; send text and images.",
+                code="unsupported_content",
+                param=where,
+            )
+        if content_part.get("type") == "image_url":
+            image = content_part.get("image_url")
+            url = image.get("url") if isinstance(image, dict) else image
+            if not isinstance(url, str):
+                raise BadRequest(f"{where}.image_url.url must be a string.", param=where)
+            yield where, url
 
 
 def _check(parts: list[tuple[str, str]], limits: ImageLimits) -> None:

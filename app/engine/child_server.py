@@ -16,11 +16,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from app.engine.restart import Backoff, restart_with_backoff
+from app.engine.supervise import FIRST_PAUSE_S, Backoff, supervise
 
 LOOPBACK = "127.0.0.1"
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
 STEADY_S = 60.0
 """A process that lived this long is started again without the pauses that earlier deaths had earned."""
 STOP_GRACE_S = 10.0
@@ -50,7 +48,7 @@ class ChildServer:
     ) -> None:
         self._command = command
         self._on_exit = on_exit
-        self._first_pause_s = first_pause_s
+        self._backoff = Backoff(first_pause_s)
         self._stop_grace_s = stop_grace_s
         self._port = 0
         self._reserved: socket.socket | None = None
@@ -77,9 +75,9 @@ class ChildServer:
         self._reserved = reserve_port()
         self._port = self._reserved.getsockname()[1]
         await self._spawn()
-        self._watching = asyncio.create_task(self._watch(), name="child")
+        self._watching = asyncio.create_task(supervise(self._run_once, self._backoff), name="child")
 
-    def is_up(self) -> None:
+    def mark_up(self) -> None:
         """Note that the server answers: from now on its output is thrown away."""
         self._keeps_lines = False
         self._lines.clear()
@@ -120,10 +118,6 @@ class ChildServer:
             process.stdin.write(command.stdin)
             await process.stdin.drain()
         process.stdin.close()
-
-    async def _watch(self) -> None:
-        """Have a process running, for ever; the first has been started already."""
-        await restart_with_backoff(self._run_once, Backoff(self._first_pause_s, LONGEST_PAUSE_S))
 
     async def _run_once(self) -> bool:
         """Start a process unless one runs, and wait for its end; whether it lived for `STEADY_S`."""

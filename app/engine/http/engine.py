@@ -1,7 +1,7 @@
 """`RemoteEngine`: any SGLang server, several of them, or a cluster behind SGLang's router, over HTTP.
 
 Requests are rendered here, for the remote model, and sent as token ids over SGLang's native streaming
-API; each choice is a request of its own there. A choice whose server dies goes on at another one, or at the
+API; each choice is a request of its own there. A choice whose server dies continues at another one, or at the
 same one once it is back. `child` is a server that this process runs: it lives as long as the engine, and is
 started again when it dies or hangs. Nothing of SGLang is imported before `start()`, and then in a thread of
 the engine's own.
@@ -22,45 +22,20 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from app.core import ChatRequest, Delta, EngineLoad, Health, ModelCard, Prompt
-from app.engine.generation_stream import GenerationStream
-from app.engine.remote.child_server import ChildServer
-from app.engine.remote.circuit_breaker import Breaker
-from app.engine.remote.events import Refusal
-from app.engine.remote.exchange import ChoiceRequest
-from app.engine.remote.faults import FaultLog
-from app.engine.remote.model import Facts, LoadModel, RemoteModel
-from app.engine.remote.resume_gate import ResumeGate
-from app.engine.remote.route import Choice, Route
-from app.engine.remote.server import RemoteServer, ServerGone, Timeouts
-from app.engine.remote.server_pool import POLL_S, STALL_S, ServerPool, describe
+from app.engine.child_server import ChildServer
+from app.engine.http.events import Refusal, ServerGone
+from app.engine.http.generation import Choice, RemoteGeneration
+from app.engine.http.model import Facts, LoadModel, RemoteModel
+from app.engine.http.pool import RemoteOptions, ServerPool
+from app.engine.http.server import RemoteServer
 from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
-from app.engine.tally import Tallies, TokenTally
+from app.engine.sink import GenerationStream, Tallies, TokenTally
 from app.errors import EngineFailed, EngineNotReady
 from app.settings import SettingsError
 
 START_RETRY_S = 0.25
-RESUME_S = 300.0
 MAX_CONNECTIONS = 0
 """Connections of the pool; 0 is no limit, as each running choice holds one."""
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteOptions:
-    """The servers' addresses. `start_s` is the seconds that `start()` waits for the first of them.
-
-    `resume_s` is the seconds that a choice whose server was lost waits for one. After `stall_s` seconds
-    without anything from any of its streams, a server's health is asked for. `carries_ids` says that the
-    servers run our scheduler, which goes on with any answer by its ids.
-    """
-
-    urls: Sequence[str] = ()
-    api_key: str = field(default="", repr=False)
-    start_s: float = 60.0
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    poll_s: float = POLL_S
-    resume_s: float = RESUME_S
-    stall_s: float = STALL_S
-    carries_ids: bool = False
 
 
 class RemoteEngine:
@@ -77,11 +52,9 @@ class RemoteEngine:
         self._render_queues = RenderQueues()
         self._process = secrets.token_hex(4)
         self._session: aiohttp.ClientSession | None = None
-        self._faults = FaultLog()
-        self._pool = ServerPool((), faults=self._faults)
-        self._gate = ResumeGate()
+        self._pool = ServerPool(options, on_hung=self._kill_hung_child)
         self._model: RemoteModel | None = None
-        self._running: dict[str, _Generation] = {}
+        self._running: dict[str, _Request] = {}
         self._tallies = Tallies()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -100,9 +73,7 @@ class RemoteEngine:
             await self._start()
         except BaseException as exc:
             await self.aclose()
-            if not isinstance(exc, Exception):
-                raise
-            if isinstance(exc, EngineFailed):
+            if not isinstance(exc, Exception) or isinstance(exc, EngineFailed):
                 raise
             raise EngineFailed(f"the remote model could not be loaded: {type(exc).__name__}: {exc}") from exc
         # As in SGLangEngine: SGLang's import leaves objects that a full collection stops the loop for.
@@ -123,39 +94,31 @@ class RemoteEngine:
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         urls = [self._child.url] if self._child is not None else self._options.urls
-        servers = [RemoteServer(url, self._session, self._options.timeouts, Breaker()) for url in urls]
-        self._pool = ServerPool(
-            servers,
-            poll_s=self._options.poll_s,
-            stall_s=self._options.stall_s,
-            faults=self._faults,
-            on_hung=self._end_hung_child,
-        )
+        self._pool.connect([RemoteServer(url, self._session, self._options.timeouts) for url in urls])
         facts = await self._first_facts()
         loop = asyncio.get_running_loop()
         self._model = await loop.run_in_executor(self._thread, self._load_model, facts)
         await self._model.start()
         if self._child is not None:
-            self._child.is_up()
+            self._child.mark_up()
         self._pool.watch(facts)
 
     def child_ended(self) -> None:
-        """The child has died: what is open on it is cut off, and nothing goes there before a probe."""
-        now_s = asyncio.get_running_loop().time()
+        """The child has died: what is open on it is cut off, and nothing is sent there before a probe."""
         for server in self._pool.servers:
-            server.breaker.trip(now_s)
+            server.breaker.trip()
             server.cut()
 
-    def _end_hung_child(self) -> None:
-        """A child that lives and does nothing is of no use: the next one takes its place."""
+    def _kill_hung_child(self) -> None:
+        """Kill a child that lives and does nothing: the next one takes its place."""
         if self._child is not None:
             self._child.kill()
 
     async def aclose(self) -> None:
         """End generations, connections and the child; a second call does nothing."""
         self._health = Health.DEAD
-        for generation in list(self._running.values()):
-            generation.stream.fail(EngineFailed("The engine was stopped."))
+        for request in list(self._running.values()):
+            request.stream.fail(EngineFailed("The engine was stopped."))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -173,18 +136,15 @@ class RemoteEngine:
     # --- requests
 
     def tokenizer_json(self) -> str | None:
-        """See Engine.tokenizer_json."""
         return self._ready_model().tokenizer_json()
 
     async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """See Engine.tokenize."""
         work = partial(self._ready_model().tokenize, text, add_special_tokens=add_special_tokens)
         return await self._render_queues.run_sized(owner, UTF8_BYTES * len(text), work)
 
     async def detokenize(
         self, owner: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
     ) -> str:
-        """See Engine.detokenize."""
         work = partial(self._ready_model().detokenize, token_ids, skip_special_tokens=skip_special_tokens)
         return await self._render_queues.run_sized(owner, NODE_BYTES * len(token_ids), work)
 
@@ -201,31 +161,31 @@ class RemoteEngine:
             raise ValueError(f"request id {rid} is in use")
         choices = self._ready_model().choices(prompt)
         stream = GenerationStream(choices, lambda: self._begin(rid, prompt), lambda: self._ended(rid))
-        self._running[rid] = _Generation(stream, self._tallies.begin(rid))
+        self._running[rid] = _Request(stream, self._tallies.begin(rid))
         return stream
 
     def abort(self, rid: str) -> None:
         """Stop all choices of `rid` at once; unknown and finished ids are ignored."""
-        generation = self._running.get(rid)
-        if generation is not None:
-            generation.stream.abort()
-            for exchange in generation.exchanges:
-                exchange.abort()
+        request = self._running.get(rid)
+        if request is not None:
+            request.stream.abort()
+            for choice in request.choices:
+                choice.abort()
 
     def pop_emitted_tokens(self, rid: str) -> int:
         """Token ids handed over for `rid` so far; forgets it once its stream has ended."""
-        return self._tallies.of(rid)
+        return self._tallies.pop(rid)
 
     def load(self) -> EngineLoad:
         """The load last reported, at most a poll ago; our own streams where servers report none."""
         load = self._pool.load
         if load is None:
-            running = sum(len(generation.exchanges) for generation in self._running.values())
+            running = sum(len(request.choices) for request in self._running.values())
             load = EngineLoad(running, 0, 0, self.model.kv_capacity_tokens, 0.0)
-        return replace(load, faults=self._faults.faults, moved=self._faults.moved)
+        return replace(load, faults=self._pool.faults.faults, moved=self._pool.faults.moved)
 
     def health(self) -> Health:
-        if self._health is Health.READY and not self._pool.is_well:
+        if self._health is Health.READY and not self._pool.is_healthy:
             return Health.STARTING
         return self._health
 
@@ -237,18 +197,20 @@ class RemoteEngine:
         return self._model
 
     async def _first_facts(self) -> Facts:
-        """The facts of the first server that answers. The others may come later."""
+        """The facts of the first server that answers. The others may answer later."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._options.start_s
         while True:
             reasons = []
             for server in self._pool.servers:
                 try:
-                    facts = await describe(server)
+                    facts = await server.facts()
                 except (ServerGone, Refusal) as exc:
                     reasons.append(f"{server.url}: {exc}")
                 else:
-                    self._trip_others(server)
+                    for other in self._pool.servers:
+                        if other is not server:
+                            other.breaker.trip()  # until a probe has seen that it has the same model
                     return facts
             if self._child is not None and self._child.failure is not None:
                 raise EngineFailed(f"SGLang did not start: {self._child.failure}")
@@ -256,50 +218,40 @@ class RemoteEngine:
                 raise EngineFailed(f"no SGLang server could be reached: {'; '.join(reasons)}")
             await asyncio.sleep(START_RETRY_S)
 
-    def _trip_others(self, first: RemoteServer) -> None:
-        """Send nothing to the other servers until a probe has seen that they have the same model."""
-        now_s = asyncio.get_running_loop().time()
-        for server in self._pool.servers:
-            if server is not first:
-                server.breaker.trip(now_s, probe_now=True)
-
     async def _begin(self, rid: str, prompt: Prompt) -> None:
         """Send every choice as a request of its own: the prefix cache shares their prompt."""
-        generation = self._running[rid]
+        request = self._running[rid]
         try:
             model = self._ready_model()
-            options = self._options
-            route = Route(
-                self._pool, self._gate, self._faults, options.resume_s, self._spawn, options.carries_ids
-            )
             # A server may not have noticed yet that the process before is gone: an id runs once in it.
             name = f"{rid}-{self._process}" if prompt.continued else rid
-            generation.exchanges.extend(
-                ChoiceRequest(
-                    route,
+            request.choices.extend(
+                RemoteGeneration(
+                    self._pool,
+                    self._spawn,
                     Choice(
                         f"{name}-{index:03d}",
                         model.body(prompt, index),
                         partial(model.rules, prompt),
                         prompt.continued[index] if prompt.continued else (),
                     ),
-                    model.sink(prompt, index, generation.stream),
-                    generation.tally,
+                    model.sink(prompt, index, request.stream),
+                    request.tally,
                 )
                 for index in range(model.choices(prompt))
             )
         except BaseException:
             self._ended(rid)
             raise
-        for exchange in generation.exchanges:
-            exchange.start(aborted=generation.stream.aborted)
+        for choice in request.choices:
+            choice.start(aborted=request.stream.aborted)
 
     def _ended(self, rid: str) -> None:
-        generation = self._running.pop(rid, None)
+        request = self._running.pop(rid, None)
         self._tallies.end(rid)
-        if generation is not None:
-            for exchange in generation.exchanges:
-                exchange.leave()  # where one choice failed the others have no reader any more
+        if request is not None:
+            for choice in request.choices:
+                choice.leave()  # where one choice failed the others have no reader any more
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -321,9 +273,9 @@ def parse_urls(text: str) -> tuple[str, ...]:
 
 
 @dataclass(slots=True)
-class _Generation:
-    """A request that runs; its choices have exchanges once it has begun."""
+class _Request:
+    """A request that runs; its choices are sent once it has begun."""
 
     stream: GenerationStream
     tally: TokenTally
-    exchanges: list[ChoiceRequest] = field(default_factory=list)
+    choices: list[RemoteGeneration] = field(default_factory=list)

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from app.engine.remote.child_server import ChildCommand, ChildServer
+from app.engine.child_server import ChildCommand, ChildServer
 
 # Writes its own id and that of a child of its own, then listens until it is killed.
 SERVER = """
@@ -163,7 +163,7 @@ async def test_what_a_running_server_says_is_not_kept(start: Any, notes: Path) -
     reasons: list[str] = []
     child = await start(on_exit=reasons.append)
     await until(lambda: said(notes))
-    child.is_up()
+    child.mark_up()
     os.kill(child.pid, signal.SIGTERM)
     await until(lambda: reasons)
     assert reasons[0] == "the process ended with status -15"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -21,12 +21,30 @@ _DATA = b"data:"
 DONE = b"[DONE]"
 
 
-class UnreadableEvent(Exception):
-    """The server sent what no SGLang sends; the message never quotes it."""
+Fault = Literal[
+    "unreachable", "broke_off", "silent", "stalled", "unreadable", "wrong_count", "after_end", "abort"
+]
+"""The fault of a server:
+
+- `unreachable`: no connection, no headers, or an answer that is no stream
+- `broke_off`: the stream ended before the answer did
+- `silent`, `stalled`: nothing for too long, in one stream, or in all of them and no health either
+- `unreadable`: an event that no SGLang sends
+- `wrong_count`: a count that does not fit the ids, or decreases
+- `after_end`: more of an answer behind its last event
+- `abort`: a request that it did not stop when asked to
+"""
 
 
-class WrongCount(UnreadableEvent):
-    """The counts in an event do not fit its ids, or are less than before."""
+class ServerGone(Exception):
+    """The server cannot be reached, broke off, took too long, or sent what no SGLang sends: `kind`.
+
+    The message never quotes what was received.
+    """
+
+    def __init__(self, message: str, kind: Fault) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class EventReader:
@@ -38,10 +56,10 @@ class EventReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The payloads that `data` completes. Raises UnreadableEvent at a line that never ends."""
+        """The payloads that `data` completes. Raises ServerGone at a line that never ends."""
         *lines, self._rest = (self._rest + data).split(b"\n") if self._rest else data.split(b"\n")
         if len(self._rest) > MAX_EVENT_BYTES:
-            raise UnreadableEvent("an event without an end")
+            raise ServerGone("an event without an end", "unreadable")
         for line in lines:
             if line.startswith(_DATA):
                 yield line[len(_DATA) :].strip()
@@ -49,7 +67,7 @@ class EventReader:
 
 @dataclass(frozen=True, slots=True)
 class LogprobRow:
-    """One step's logprobs, in the columns that `sglang_parse` reads; its row is 0."""
+    """One step's logprobs, in the columns that app.engine.sglang.parse reads; its row is 0."""
 
     output_token_logprobs_val: Sequence[Sequence[float]]
     output_token_logprobs_idx: Sequence[Sequence[int]]
@@ -80,14 +98,14 @@ class ChoiceStep:
 class ChoiceReader:
     """The steps of one choice, and its counts so far; `counts.completion_tokens` are those received.
 
-    `prompt_tokens` are the ids that were sent, and billed, whatever the server says. A server that goes on
+    `prompt_tokens` are the ids that were sent, and billed, whatever the server says. A server that continues
     behind `received_tokens`, whose text has `received_chars`, sends all of it again with its first event.
     """
 
     def __init__(self, prompt_tokens: int, received_tokens: int = 0, received_chars: int = 0) -> None:
         self.counts = Counts(prompt_tokens, received_tokens)
         self.miscounts_prompt = False
-        """Whether the server has said another number."""
+        """Whether the server has reported another number."""
         self._received_tokens = received_tokens
         self._text_chars = received_chars
         self._repeated_chars = 0
@@ -99,14 +117,14 @@ class ChoiceReader:
         return self.counts.completion_tokens > self._received_tokens
 
     def read(self, payload: bytes) -> ChoiceStep:
-        """One event as a step. Raises UnreadableEvent, and Refusal for an event that is an error."""
+        """One event as a step. Raises ServerGone, and Refusal for an event that is an error."""
         try:
             event = orjson.loads(payload)
             if "error" in event:
                 raise _refusal(event["error"])
             return self._step(event)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as exc:
-            raise UnreadableEvent(f"an event that cannot be read ({type(exc).__name__})") from None
+            raise ServerGone(f"an event that cannot be read ({type(exc).__name__})", "unreadable") from None
 
     def _step(self, event: Mapping[str, Any]) -> ChoiceStep:
         meta, token_ids, text = event["meta_info"], event["output_ids"], event["text"]
@@ -120,7 +138,7 @@ class ChoiceReader:
         received, completion = self.counts.completion_tokens, int(meta["completion_tokens"])
         fresh = completion - received
         if fresh < 0 or len(token_ids) not in (fresh, completion):
-            raise WrongCount("a count that does not fit the ids")
+            raise ServerGone("a count that does not fit the ids", "wrong_count")
         if len(token_ids) == completion and received:
             self._repeated_chars = max(self._text_chars - len(text), 0)
             text = text[self._text_chars :]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.core import ChatRequest
-from app.engine.limits import answer_budget, check_text_only
+from app.engine.request_limits import answer_budget, check_text_only
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import BadRequest, ContextOverflow
 

@@ -8,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core import Counts
-from app.engine.remote import events as remote_events
-from app.engine.remote.events import (
+from app.engine.http import events as remote_events
+from app.engine.http.events import (
     ChoiceReader,
     ChoiceStep,
     EventReader,
     Refusal,
-    UnreadableEvent,
-    WrongCount,
+    ServerGone,
     refusal_of,
 )
 
@@ -105,8 +104,9 @@ def test_logprobs_are_those_of_the_step(*, cumulative: bool) -> None:
 )
 def test_garbage_is_unreadable_and_never_quoted(payload: bytes) -> None:
     """What no SGLang sends is one kind of error, whose message has nothing of it."""
-    with pytest.raises(UnreadableEvent, match=r"^an event that cannot be read \(\w+\)$"):
+    with pytest.raises(ServerGone, match=r"^an event that cannot be read \(\w+\)$") as gone:
         ChoiceReader(prompt_tokens=1).read(payload)
+    assert gone.value.kind == "unreadable"
 
 
 @pytest.mark.parametrize("lie", [event("a", [1], 1), event("a", [3], 5), event("a", [3, 4, 5], 4)])
@@ -114,8 +114,9 @@ def test_counts_that_do_not_fit_the_ids_are_wrong(lie: bytes) -> None:
     """A server that takes tokens back, or counts more or fewer than it sends, cannot be followed."""
     reader = ChoiceReader(prompt_tokens=1)
     reader.read(event("ab", [1, 2], 2))
-    with pytest.raises(WrongCount):
+    with pytest.raises(ServerGone) as gone:
         reader.read(lie)
+    assert gone.value.kind == "wrong_count"
     assert reader.counts == Counts(1, 2, 1, 0)
 
 
@@ -186,5 +187,5 @@ def test_a_line_without_an_end_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPa
     reader = EventReader()
     for _ in range(10):
         assert list(reader.feed(b"x" * 100)) == []
-    with pytest.raises(UnreadableEvent):
+    with pytest.raises(ServerGone):
         list(reader.feed(b"x"))

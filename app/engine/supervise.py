@@ -1,0 +1,329 @@
+"""Supervision: what has ended is started again, with pauses that double, limits, and a history.
+
+| supervised | by | gives up |
+|---|---|---|
+| the main engine | `RestartPolicy` (app.engine.sglang.recovery) | after `RestartLimits` |
+| an engine beside it | `SupervisedEngine` | never |
+| a server process, a node's ranks | `supervise` (app.engine.child_server, app.engine.sglang.node) | never |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NoReturn, Protocol, get_args, runtime_checkable
+
+from structlog.typing import FilteringBoundLogger
+
+from app.core import ChatRequest, Delta, Engine, EngineLoad, Health, ModelCard, Prompt
+from app.errors import EngineNotReady, ServingError
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+FIRST_GUESS_S = 10.0
+"""Seconds that a restart is expected to take while none has been seen."""
+
+LossCause = Literal["exited", "hung", "failed"]
+"""A process of the engine ended, made no progress, or could not be started or understood."""
+LOSS_CAUSES: tuple[LossCause, ...] = get_args(LossCause)
+
+MakeEngine = Callable[[Callable[[str], None]], Engine]
+"""Makes an engine, which calls back with the reason when its model has gone, for a while or for good."""
+
+
+class Backoff:
+    """Pauses in seconds: `first_s`, then each twice the last, `longest_s` at most."""
+
+    def __init__(self, first_s: float = FIRST_PAUSE_S, longest_s: float = LONGEST_PAUSE_S) -> None:
+        self._first_s = self._next_s = first_s
+        self._longest_s = longest_s
+
+    def next_s(self) -> float:
+        pause_s = self._next_s
+        self._next_s = min(2 * pause_s, self._longest_s)
+        return pause_s
+
+    def reset(self) -> None:
+        """Begin again with the first pause."""
+        self._next_s = self._first_s
+
+
+async def supervise(run: Callable[[], Awaitable[bool]], backoff: Backoff) -> NoReturn:
+    """Await `run` again and again until cancelled, with a pause after each.
+
+    `run` returns once what it started has ended. After True the pauses begin again with the first.
+    """
+    while True:
+        if await run():
+            backoff.reset()
+        await asyncio.sleep(backoff.next_s())
+
+
+@dataclass(frozen=True, slots=True)
+class RestartLimits:
+    """The limits of restarts: `restarts` of them in `window_s` seconds, then the engine stays dead.
+
+    An engine is lost when it has made no progress for `hang_s` seconds, and a start has failed that takes
+    more than `start_s` seconds; 0 is never.
+    """
+
+    restarts: int = 3
+    window_s: float = 600.0
+    hang_s: float = 120.0
+    start_s: float = 1800.0
+
+
+class RestartPolicy:
+    """The decision after each loss of one engine: start it again, after which pause, or give up."""
+
+    def __init__(self, limits: RestartLimits, backoff: Backoff, clock_s: Callable[[], float]) -> None:
+        self._limits = limits
+        self._backoff = backoff
+        self._clock_s = clock_s
+        self._losses_s = deque[float]()
+
+    def lost(self) -> None:
+        """Count a loss, or a start that failed."""
+        self._losses_s.append(self._clock_s())
+
+    def excuse(self) -> None:
+        """Forget the last loss, if there was one: its cause is known, and gone."""
+        if self._losses_s:
+            self._losses_s.pop()
+
+    def begin_outage(self) -> None:
+        """Forget the losses before the window. Within an outage all count: starts may fail slowly."""
+        oldest_s = self._clock_s() - self._limits.window_s
+        while self._losses_s and self._losses_s[0] < oldest_s:
+            self._losses_s.popleft()
+
+    def next_pause_s(self) -> float | None:
+        """The seconds until the next start; None where the engine was lost too often."""
+        if len(self._losses_s) > self._limits.restarts:
+            return None
+        if len(self._losses_s) > 1:
+            return self._backoff.next_s()
+        self._backoff.reset()
+        return 0.0
+
+
+class RestartHistory:
+    """The losses of one engine since it began, counted, and logged once `listen` was called."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._log: FilteringBoundLogger | None = None
+        self._on_restart: Callable[[], None] = lambda: None
+        self._lost_at_s: float | None = None
+        self.start_s = FIRST_GUESS_S
+        """Seconds that the last start took."""
+        self.losses: dict[str, int] = dict.fromkeys(LOSS_CAUSES, 0)
+        self.num_restarts = 0
+        """Restarts after which requests were served again."""
+        self.away_s = 0.0
+        """Seconds without an engine, in all restarts."""
+        self.last_away_s = 0.0
+        """The same for the last restart."""
+        self.num_resumed = 0
+        """Choices that continued with another engine."""
+        self.num_lost = 0
+        """Choices that ended because of a loss."""
+        self.num_refused = 0
+        """Choices that ended because the engine's output for them contradicted itself, or was too late."""
+        self.reason: str | None = None
+        """The reason of a loss that is not made good yet."""
+
+    def listen(self, log: FilteringBoundLogger, on_restart: Callable[[], None]) -> None:
+        """Log from now on, and call `on_restart` when the engine is back, with nothing cached."""
+        self._log, self._on_restart = log, on_restart
+
+    def started(self, took_s: float) -> None:
+        self.start_s = took_s
+
+    def lost(self, cause: LossCause, reason: str, live: int) -> None:
+        """Note a loss, for which `live` choices wait."""
+        self.losses[cause] += 1
+        self.reason = reason
+        if self._lost_at_s is None:
+            self._lost_at_s = self._clock_s()
+        if self._log is not None:
+            hint = "it is started again; streams wait for it"
+            self._log.error("engine_lost", cause=cause, reason=reason, live_choices=live, hint=hint)
+
+    def recovered(self, resumed: int) -> None:
+        """Note that requests are served again."""
+        assert self._lost_at_s is not None
+        self.last_away_s = self._clock_s() - self._lost_at_s
+        self.away_s += self.last_away_s
+        self._lost_at_s = self.reason = None
+        self.num_restarts += 1
+        self.num_resumed += resumed
+        if self._log is not None:
+            self._log.warning("engine_restarted", took_s=round(self.last_away_s, 2), resumed_choices=resumed)
+        self._on_restart()
+
+    def ended(self, choices: int, rid: str = "", fingerprint: str = "") -> None:
+        """Note choices that were lost; with `rid`, those of a request that killed the engine."""
+        self.num_lost += choices
+        if rid and self._log is not None:
+            hint = "the engine ended each time that it was generated"
+            self._log.error("request_quarantined", request_id=rid, prompt_hmac=fingerprint, hint=hint)
+
+    def refused(self, rid: str, what: str) -> None:
+        """Note output that contradicts itself."""
+        self.num_refused += 1
+        if self._log is not None:
+            self._log.error("engine_contradiction", choice_id=rid, what=what)
+
+    def retry_after_s(self) -> int:
+        """Whole seconds until the engine is expected to be back; at least 1."""
+        gone_s = 0.0 if self._lost_at_s is None else self._clock_s() - self._lost_at_s
+        return max(1, math.ceil(self.start_s - gone_s))
+
+
+@runtime_checkable
+class Restarting(Protocol):
+    """An engine that starts itself again after its end, and knows the stage of its start."""
+
+    restarts: RestartHistory
+
+    def start_stage(self) -> str:
+        """The stage of the start, in words. It may block for some milliseconds."""
+        ...
+
+
+def start_stage_of(engine: Engine) -> str:
+    """The stage of an engine's start, in words. It may block for some milliseconds."""
+    return engine.start_stage() if isinstance(engine, Restarting) else "starting the engine"
+
+
+def history_of(engine: Engine) -> RestartHistory:
+    """The history of an engine's restarts; one that stays empty where it does not start itself again."""
+    return engine.restarts if isinstance(engine, Restarting) else RestartHistory()
+
+
+class SupervisedEngine:
+    """An engine beside the main one: started while that serves, and again where its start failed.
+
+    `start` returns at once. Until the model is there, or while it is away, `health` is STARTING. The end of
+    the engine ends nothing else. `name` is known before the model is.
+    """
+
+    def __init__(self, name: str, make: MakeEngine, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
+        self.name = name
+        self.failure: str | None = None
+        """The reason for which it was last away."""
+        self.num_failures = 0
+        self._make = make
+        self._backoff = Backoff(first_pause_s)
+        self._engine: Engine | None = None
+        self._closed = False
+        self._gone = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> str:
+        """The state of the engine, in words."""
+        if self.health() is Health.READY:
+            return "ready"
+        return "starting" if self.failure is None else f"down: {self.failure}"
+
+    @property
+    def model(self) -> ModelCard:
+        return self._present().model
+
+    async def start(self) -> None:
+        """Begin to start it; returns at once, and raises nothing."""
+        # The old engine is there, dead, until the next has started.
+        self._running = asyncio.create_task(supervise(self._run_once, self._backoff), name=f"run {self.name}")
+
+    async def aclose(self) -> None:
+        self._closed = True
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+        if self._engine is not None:
+            await self._engine.aclose()
+
+    def tokenizer_json(self) -> str | None:
+        return self._present().tokenizer_json()
+
+    async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        return await self._present().tokenize(owner, text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(
+        self, owner: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
+    ) -> str:
+        return await self._present().detokenize(owner, token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def render(self, request: ChatRequest) -> Prompt:
+        return await self._present().render(request)
+
+    def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
+        return self._present().generate(rid, prompt)
+
+    def abort(self, rid: str) -> None:
+        if self._engine is not None:
+            self._engine.abort(rid)
+
+    def pop_emitted_tokens(self, rid: str) -> int:
+        return 0 if self._engine is None else self._engine.pop_emitted_tokens(rid)
+
+    def load(self) -> EngineLoad:
+        """The load. Raises EngineNotReady before its model has been there."""
+        return self._present().load()
+
+    def health(self) -> Health:
+        """The health; DEAD only once it is closed."""
+        if self._closed:
+            return Health.DEAD
+        ready = self._engine is not None and self._engine.health() is Health.READY
+        return Health.READY if ready else Health.STARTING
+
+    def _present(self) -> Engine:
+        if self._engine is None:
+            raise EngineNotReady(f"The model {self.name!r} is {self.state}.", retry_after_s=5)
+        return self._engine
+
+    async def _run_once(self) -> bool:
+        """Start another engine and wait for its end, for good; False where it did not start."""
+        if not await self._start_another():
+            return False
+        while self._engine is not None and self._engine.health() is not Health.DEAD:
+            self._gone.clear()
+            await self._gone.wait()
+        return True
+
+    async def _start_another(self) -> bool:
+        engine: Engine | None = None
+
+        def lost(reason: str) -> None:
+            if engine is not None and self._engine is engine:  # else it starts, and it is `start` that fails
+                self._fail(reason)
+                self._gone.set()
+
+        try:
+            engine = self._make(lost)
+            await engine.start()
+        except BaseException as exc:
+            if engine is not None:
+                await engine.aclose()
+            if not isinstance(exc, Exception):
+                raise
+            self._fail(exc.message if isinstance(exc, ServingError) else type(exc).__name__)
+            return False  # whatever it was, the next one may do better
+        previous, self._engine = self._engine, engine
+        if previous is not None:
+            await previous.aclose()
+        return True
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        self.num_failures += 1

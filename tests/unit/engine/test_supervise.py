@@ -1,0 +1,283 @@
+"""Supervision: pauses that double, limits in a window, a history, and an engine that is started again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import structlog
+
+from app.core import ChatRequest, Health
+from app.engine.scripted.engine import Script, ScriptedEngine
+from app.engine.supervise import (
+    FIRST_GUESS_S,
+    Backoff,
+    RestartHistory,
+    RestartLimits,
+    RestartPolicy,
+    SupervisedEngine,
+    history_of,
+    supervise,
+)
+from app.errors import EngineFailed, EngineNotReady
+from tests.support.sse_client import until
+
+
+def test_pauses_double_up_to_the_longest_and_begin_again_after_a_reset() -> None:
+    """After a reset the first pause comes again."""
+    backoff = Backoff(1.0, 5.0)
+    assert [backoff.next_s() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    backoff.reset()
+    assert [backoff.next_s() for _ in range(2)] == [1.0, 2.0]
+
+
+async def test_a_run_that_succeeded_makes_the_next_pause_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures lengthen the pauses; an end after a success is followed by the first pause."""
+    outcomes = iter([False, False, True, False])
+    pauses: list[float] = []
+
+    async def run() -> bool:
+        try:
+            return next(outcomes)
+        except StopIteration:
+            raise asyncio.CancelledError from None
+
+    async def sleep(delay_s: float) -> None:
+        pauses.append(delay_s)
+
+    monkeypatch.setattr("app.engine.supervise.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await supervise(run, Backoff(1.0, 60.0))
+    assert pauses == [1.0, 2.0, 1.0, 2.0]
+
+
+class Outages:
+    """A policy of two restarts in 100 s, on a clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.policy = RestartPolicy(RestartLimits(2, 100), Backoff(1.0, 30.0), lambda: self.now_s)
+
+    def lose(self, after_s: float) -> float | None:
+        """The pause after a loss."""
+        self.now_s += after_s
+        self.policy.lost()
+        self.policy.begin_outage()
+        return self.policy.next_pause_s()
+
+
+def test_the_first_loss_is_made_good_at_once_and_more_than_the_limit_are_not() -> None:
+    """The next one after a pause, and the third in the window ends it."""
+    outages = Outages()
+    assert [outages.lose(10) for _ in range(3)] == [0, 1, None]
+
+
+def test_losses_before_the_window_do_not_count() -> None:
+    """The pauses begin again, too."""
+    outages = Outages()
+    assert [outages.lose(seconds) for seconds in (0, 10, 101, 10)] == [0, 1, 0, 1]
+
+
+def test_a_loss_whose_cause_is_gone_is_forgotten() -> None:
+    """A request that killed the engine was ended: the engine is not to blame."""
+    outages = Outages()
+    assert [outages.lose(1), outages.lose(1)] == [0, 1]
+    outages.policy.excuse()
+    assert outages.lose(1) == 2
+    assert outages.lose(1) is None
+
+
+def test_within_an_outage_slow_starts_count() -> None:
+    """Each may take longer than the window to fail; without `begin_outage` none is forgotten."""
+    outages = Outages()
+    assert outages.lose(0) == 0
+    for pause_s in (1, None):
+        outages.now_s += 500
+        outages.policy.lost()
+        assert outages.policy.next_pause_s() == pause_s
+
+
+class Story:
+    """A history whose clock the test turns, and the log of it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.history = RestartHistory(lambda: self.now_s)
+        self.captured = structlog.testing.LogCapture()
+        self.cold_caches = 0
+        self.history.listen(structlog.wrap_logger(None, processors=[self.captured]), self._cache_is_cold)
+
+    def _cache_is_cold(self) -> None:
+        self.cold_caches += 1
+
+
+def test_a_restart_is_timed_from_the_first_loss_on() -> None:
+    """A start that fails meanwhile is counted, and prolongs the outage."""
+    story = Story()
+    story.history.lost("exited", "killed", 4)
+    story.now_s += 3
+    story.history.lost("failed", "no GPU", 4)
+    story.now_s += 7
+    assert story.history.reason == "no GPU"
+    story.history.recovered(4)
+    assert story.history.reason is None
+    assert (story.history.last_away_s, story.history.away_s) == (10, 10)
+    assert story.history.losses == {"exited": 1, "hung": 0, "failed": 1}
+    assert (story.history.num_restarts, story.history.num_resumed) == (1, 4)
+    events = [(line["event"], line.get("cause"), line.get("took_s")) for line in story.captured.entries]
+    assert events == [
+        ("engine_lost", "exited", None),
+        ("engine_lost", "failed", None),
+        ("engine_restarted", None, 10),
+    ]
+    assert story.cold_caches == 1
+
+
+@pytest.mark.parametrize(("gone_s", "retry_after_s"), [(0, 20), (15.5, 5), (19.9, 1), (100, 1)])
+def test_retry_after_is_what_is_left_of_a_start(gone_s: float, retry_after_s: int) -> None:
+    """The last start's time is the best guess; nobody is told to come at once."""
+    story = Story()
+    assert story.history.retry_after_s() == FIRST_GUESS_S
+    story.history.started(20)
+    story.history.lost("hung", "silent", 0)
+    story.now_s += gone_s
+    assert story.history.retry_after_s() == retry_after_s
+
+
+def test_a_request_that_is_ended_is_logged_by_its_id_and_a_hash() -> None:
+    """No text; with choices that were lost to a dead engine there is no request to name."""
+    story = Story()
+    story.history.ended(2, "r1", "beef")
+    story.history.ended(3)
+    story.history.refused("r2-000", "output after its end")
+    assert (story.history.num_lost, story.history.num_refused) == (5, 1)
+    quarantined, contradiction = story.captured.entries
+    assert (quarantined["request_id"], quarantined["prompt_hmac"]) == ("r1", "beef")
+    assert (contradiction["choice_id"], contradiction["what"]) == ("r2-000", "output after its end")
+
+
+def test_an_engine_that_does_not_start_itself_has_an_empty_history() -> None:
+    """Metrics read one all the same."""
+    history = history_of(ScriptedEngine(Script()))
+    assert (history.num_restarts, history.reason) == (0, None)
+
+
+class Fussy(ScriptedEngine):
+    """Starts when it is let, or fails to; knows whether it was closed."""
+
+    def __init__(self, on_death: Callable[[str], None], fails: str) -> None:
+        super().__init__(Script(tokens=3), name="small", on_death=on_death)
+        self.may_start = asyncio.Event()
+        self.fails = fails
+        self.closed = False
+
+    async def start(self) -> None:
+        await self.may_start.wait()
+        if self.fails:
+            raise EngineFailed(self.fails)
+        await super().start()
+
+    async def aclose(self) -> None:
+        self.closed = True
+        await super().aclose()
+
+
+class World:
+    """A standby and the engines that it has made."""
+
+    def __init__(self) -> None:
+        self.made: list[Fussy] = []
+        self.fails = ""
+        self.broken = ""
+        self.standby = SupervisedEngine("small", self._make, first_pause_s=0.001)
+
+    def _make(self, on_death: Callable[[str], None]) -> Fussy:
+        if self.broken:
+            raise FileNotFoundError(self.broken)
+        self.made.append(Fussy(on_death, self.fails))
+        return self.made[-1]
+
+    async def another(self, number: int) -> Fussy:
+        """The engine of that number, let start."""
+        await until(lambda: len(self.made) >= number)
+        self.made[number - 1].may_start.set()
+        return self.made[number - 1]
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    """Nothing started yet."""
+    made = World()
+    yield made
+    await made.standby.aclose()
+
+
+def asked() -> ChatRequest:
+    """A request."""
+    return ChatRequest("r", "ann", "small", {"messages": [{"role": "user", "content": "hi"}]}, 0)
+
+
+async def test_nobody_waits_for_its_start(world: World) -> None:
+    """Until then it takes nothing, and has a name but no model."""
+    await world.standby.start()
+    assert (world.standby.health(), world.standby.state) == (Health.STARTING, "starting")
+    with pytest.raises(EngineNotReady, match="'small' is starting"):
+        await world.standby.render(asked())
+    await world.another(1)
+    await until(lambda: world.standby.health() is Health.READY)
+    assert (world.standby.model.id, world.standby.state) == ("small", "ready")
+
+
+async def test_one_that_cannot_even_be_made_is_tried_again(world: World) -> None:
+    """What is wrong may be mended meanwhile: a command that is not there, a file."""
+    world.broken = "not found"
+    await world.standby.start()
+    await until(lambda: world.standby.num_failures > 0)
+    assert world.standby.state == "down: FileNotFoundError"
+    world.broken = ""
+    await world.another(1)
+    await until(lambda: world.standby.health() is Health.READY)
+
+
+async def test_a_start_that_fails_is_tried_again(world: World) -> None:
+    """The reason is told meanwhile, and what had begun is closed."""
+    world.fails = "no memory"
+    await world.standby.start()
+    first = await world.another(1)
+    await until(lambda: len(world.made) == 2)
+    assert world.standby.state == "down: no memory"
+    assert first.closed
+    world.made[1].fails = ""
+    await world.another(2)
+    await until(lambda: world.standby.state == "ready")
+    assert world.standby.num_failures == 1
+
+
+async def test_the_next_takes_the_place_of_a_dead_one(world: World) -> None:
+    """Until it has started the dead one is asked what was handed over; then that is closed."""
+    await world.standby.start()
+    first = await world.another(1)
+    await until(lambda: world.standby.health() is Health.READY)
+    prompt = await world.standby.render(asked())
+    deltas = world.standby.generate("r", prompt)
+    await anext(deltas)
+    first.die("killed")
+    assert (world.standby.health(), world.standby.state) == (Health.STARTING, "down: killed")
+    with pytest.raises(EngineFailed):
+        await anext(deltas)
+    assert world.standby.pop_emitted_tokens("r") == 1
+    await world.another(2)
+    await until(lambda: world.standby.health() is Health.READY)
+    assert first.closed
+
+
+async def test_what_is_closed_starts_no_more(world: World) -> None:
+    """In the middle of a start too."""
+    await world.standby.start()
+    await until(lambda: len(world.made) == 1)
+    await world.standby.aclose()
+    assert world.made[0].closed
+    assert world.standby.health() is Health.DEAD
+    await world.standby.aclose()
+    assert len(world.made) == 1
