@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,10 +17,8 @@ import structlog
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.image_limits import ImageLimits
 from app.engine.sglang import ranks
-from app.engine.sglang.allowed_args import check
+from app.engine.sglang.allowed_args import check, check_weight_cache, is_speculative
 from app.engine.sglang.platform import needs_cpu_platform, visible_devices
-from app.engine.sglang.speculation import is_speculative
-from app.engine.sglang.weight_cache import check_weight_cache
 from app.settings import SettingsError
 
 BUILTIN_MODEL = Path(__file__).parents[1] / "builtin"
@@ -81,7 +78,6 @@ CPU_POOL_BYTES = 4 * 1024**3
 CPU_POOL_CONTEXTS = 32
 SMALL_MODEL_BYTES = 2 * 1024**3
 TINY_MODEL_BYTES = 256 * 1024**2
-MIN_PORT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,24 +223,3 @@ def _cpu_pool_tokens(options: SGLangOptions, arguments: Mapping[str, Any]) -> in
     context = arguments.get("context_length") or config.max_position_embeddings
     budget_bytes = min(psutil.virtual_memory().available // 4, CPU_POOL_BYTES)
     return int(max(min(budget_bytes // token_bytes, CPU_POOL_CONTEXTS * context), 1024))
-
-
-def bare_server_command(options: SGLangOptions, port: int) -> list[str]:
-    """The argv of SGLang's own HTTP server on the same model, platform and engine flags."""
-    if port < MIN_PORT:
-        raise SettingsError(f"port: must be at least {MIN_PORT}, got {port}")
-    arguments = server_arguments(options)
-    return [
-        sys.executable,
-        "-m",
-        "app.engine.sglang.bare",
-        "--threads",
-        str(cpu_threads(options, _cores())),
-        json.dumps(arguments | {"host": "127.0.0.1", "port": port}),
-    ]
-
-
-def _cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0))

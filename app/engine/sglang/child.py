@@ -15,14 +15,8 @@ from typing import Any
 
 from app.engine.parent import end_with, run_and_exit
 from app.engine.remote.child_server import LOOPBACK, ChildCommand
-from app.engine.sglang.args import SGLangOptions, cpu_threads
-from app.engine.sglang.platform import prepare_process
-from app.engine.sglang.process import (
-    child_environ,
-    controller_entry,
-    detokenizer_entry,
-    guarded_scheduler_entry,
-)
+from app.engine.sglang.args import SGLangOptions
+from app.engine.sglang.platform import ChildEntry, prepare_process, scheduler_entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +47,23 @@ def main() -> None:
     spec = ChildSpec(**json.load(sys.stdin))
     end_with(spec.parent)  # SGLang's own end with this one
     prepare_process()
-    from sglang.srt.entrypoints import engine, http_server
-    from sglang.srt.plugins import load_plugins
+    from sglang.srt.entrypoints import http_server
 
-    from app.engine.sglang.launch import resolved_args
-    from app.engine.sglang.tools import register
+    from app.engine.sglang.launch import prepared_environ, resolved_args
+    from app.engine.sglang.patches.builtin_tools import load_sglang
 
-    load_plugins()
-    register()
+    load_sglang()
     options = SGLangOptions(**spec.options)
     own = {"host": LOOPBACK, "port": spec.port, "api_key": spec.api_key}
     server_args = resolved_args(options, **own)
-    threads = cpu_threads(options, len(os.sched_getaffinity(0)))
-    environ = child_environ(threads, server_args.tp_size * server_args.pp_size * server_args.dp_size)
-    engine.run_data_parallel_controller_process = controller_entry(environ)
+    environ = prepared_environ(options, server_args)
+    detokenizer = "sglang.srt.managers.detokenizer_manager:run_detokenizer_process"
 
     def serve() -> int:
         http_server.launch_server(
             server_args,
-            run_scheduler_process_func=guarded_scheduler_entry(environ, options.grammar_mask_ms),
-            run_detokenizer_process_func=detokenizer_entry(environ),
+            run_scheduler_process_func=scheduler_entry(environ, options.grammar_mask_ms),
+            run_detokenizer_process_func=ChildEntry(detokenizer, environ),
         )
         return 1
 

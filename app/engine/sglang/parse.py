@@ -7,6 +7,7 @@ the steps is that of SGLang's `OpenAIServingChat._generate_stream_content`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -16,9 +17,10 @@ from sglang.srt.function_call.json_array_parser import JsonArrayParser
 
 from app.core import Channel, Counts, Delta, FinishReason, ToolCall
 from app.engine.generation_stream import GenerationStream
+from app.engine.grammar.cost import GRAMMAR_ENDED
 from app.engine.sglang.grammar import grammar_param
-from app.engine.sglang.handover import refusal
-from app.errors import EngineFailed, ServingError
+from app.engine.sglang.patches.continued_requests import NOT_CONTINUED
+from app.errors import BadRequest, EngineFailed, EngineOverloaded, GrammarTooSlow, ServingError
 
 _new_tuple = tuple.__new__
 PARSED_AGAIN = 32
@@ -28,7 +30,31 @@ SGLang's parsers read all of a call again with each token: 12 ms a token after 8
 """
 LEAST_LOGPROB = -9999.0
 """OpenAI's for a token that is out of the question; JSON has no -inf, which a grammar's mask gives."""
+RETRY_AFTER_FULL_S = 1
 FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+def refusal(finish: dict[str, Any], grammar_param: str | None = None) -> ServingError | None:
+    """The error in an abort that SGLang itself decided; None for one that we asked for.
+
+    `grammar_param` is the request's parameter that has its grammar.
+    """
+    status = finish.get("status_code")
+    if status is None:
+        return None
+    message = str(finish.get("message") or "the engine refused the request")
+    if message.startswith(GRAMMAR_ENDED):
+        words = message.removeprefix(GRAMMAR_ENDED)
+        return GrammarTooSlow(
+            f"The request was ended, for its grammar is too slow: {words}.", param=grammar_param
+        )
+    if message.startswith(NOT_CONTINUED):
+        return EngineFailed(f"The engine was started again. {message}.", code="engine_restarted")
+    if status == HTTPStatus.BAD_REQUEST:
+        return BadRequest(message)
+    if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
+        return EngineOverloaded(message, retry_after_s=RETRY_AFTER_FULL_S)
+    return EngineFailed(message)
 
 
 class PlainChoice:

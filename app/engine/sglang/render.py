@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import secrets
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import orjson
 import pydantic
@@ -23,13 +24,16 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 
 from app.core import ChatRequest, RawPrompt
+from app.engine.limits import check_text_only
 from app.engine.sglang.args import BUILTIN_TOOL_PARSER
-from app.engine.sglang.chat import MeasuredChat, PromptTooLong
 from app.engine.sglang.constraints import check_kept, mend_grammar, prepare_tools
+from app.engine.sglang.patches.chat import MeasuredChat, PromptTooLong
 from app.engine.sglang.splice import Splice, splice
 from app.engine.sglang.tokenizer import TokenizerText
 from app.engine.token_bound import TokenBound, token_bound
 from app.errors import BadRequest, ContextOverflow, InternalError, ServingError, UnsupportedParameter
+
+Capability = Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]
 
 # Fields of SGLang's request that are the server's to set, or that hand out its internals.
 SERVER_OWNED = re.compile(
@@ -44,6 +48,8 @@ REPLACED = frozenset(
 KNOWN_FIELDS = frozenset(ChatCompletionRequest.model_fields) | {"reasoning"}
 MEDIA_PARTS = {"image_url": "url", "video_url": "url", "audio_url": "url"}
 MAX_CHOICES = 128
+SEEDS = 2**64
+"""SGLang keeps a batch's seeds in an int64 tensor; a number that it does not hold ends the scheduler."""
 MAX_TOOLS_BYTES = 1024**2
 """Bytes of JSON: as text it would fill a context of 250,000 tokens. SGLang's check takes 2 us a byte."""
 PARAM_OF_SAMPLING = {
@@ -116,6 +122,26 @@ class Rendered:
     choices: int
     seed: int | None
 
+    def request_of(self, index: int, *, deterministic: bool) -> Any:
+        """SGLang's request for one choice, with a seed of its own in deterministic mode."""
+        if not deterministic:
+            return self.tokenized
+        request = copy(self.tokenized)
+        request.sampling_params = copy(request.sampling_params)
+        request.sampling_params.sampling_seed = seed_of_choice(self.seed, index)
+        return request
+
+
+def seed_of_choice(seed: int | None, index: int) -> int:
+    """The seed of one choice: the request's and the choice's index, modulo the range of int64.
+
+    Choices of a seeded request differ from one another, reproducibly. Those of an unseeded one are random:
+    SGLang would take 42 for every request without a seed.
+    """
+    if seed is None:
+        return secrets.randbits(31)
+    return (seed + index + SEEDS // 2) % SEEDS - SEEDS // 2
+
 
 class Renderer:
     """Converts requests for one loaded model, several at a time if its tokenizer can.
@@ -132,6 +158,7 @@ class Renderer:
         name: str,
         remote_media: bool,
         deterministic: bool,
+        vision: bool,
     ) -> None:
         if getattr(chat.tokenizer_manager, "mm_processor", None) is not None:
             chat = _with_own_tokenizer(chat)
@@ -141,6 +168,7 @@ class Renderer:
         several = getattr(chat.tokenizer_manager.tokenizer, "is_fast", False)
         self._converting: AbstractContextManager[Any] = nullcontext() if several else threading.Lock()
         self._deterministic = deterministic
+        self._vision = vision
         self._name = name
         self._remote_media = remote_media
         manager = chat.tokenizer_manager
@@ -157,6 +185,10 @@ class Renderer:
 
         Raises BadRequest naming the parameter, ContextOverflow.
         """
+        if not 1 <= request.n <= MAX_CHOICES:
+            raise BadRequest(f"n: must be between 1 and {MAX_CHOICES}.", param="n")
+        if not self._vision:
+            check_text_only(request)
         # Every template marks where a message begins, in a token at least.
         self._limits.check_least(len(request.body["messages"]))
         body = self._checked_body(request)
@@ -173,6 +205,22 @@ class Renderer:
         self._text.check_ids(token_ids)
         with self._converting:
             return self._text.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def tokenizer_json(self) -> str | None:
+        """See Engine.tokenizer_json; None for tokenizers that are not of the `tokenizers` library."""
+        backend = getattr(self._chat.tokenizer_manager.tokenizer, "backend_tokenizer", None)
+        return None if backend is None else backend.to_str()
+
+    def capabilities(self, grammar_backend: str) -> frozenset[Capability]:
+        """The capabilities that requests may ask of this model."""
+        able: dict[Capability, Any] = {
+            "logprobs": True,
+            "vision": self._vision,
+            "tools": self._chat.tool_call_parser,
+            "reasoning": self._chat.reasoning_parser,
+            "json_schema": grammar_backend != "none",
+        }
+        return frozenset(name for name, has in able.items() if has)
 
     def _raw_ids(self, raw: RawPrompt) -> list[int]:
         """The ids of a prompt without a template. Raises ContextOverflow, BadRequest."""
