@@ -129,7 +129,7 @@ async def rendered(engine: Any, request: Any) -> list[Any]:
     except BadRequest as error:
         check_refusal(error)
         return []
-    return [prompt.handle.tokenized.sampling_params]
+    return [prompt.handle.sent.sampling_params]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

@@ -132,7 +132,7 @@ def check(passed: Mapping[str, Any], where: str = WHERE) -> None:
 
 
 def is_speculative(arguments: Mapping[str, Any]) -> bool:
-    """Whether SGLang would speculate with these server arguments; it then has no grammars here.
+    """True if SGLang would speculate with these server arguments; it then has no grammars here.
 
     A step of SGLang 0.5.20 then computes a mask for each draft token, through functions of its own
     (`traverse_tree`, `eagle_sample`), and nothing bounds the cost: a mask that stalls holds everyone, and a

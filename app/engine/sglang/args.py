@@ -44,7 +44,7 @@ DEFAULTS: Mapping[str, Any] = {
     "watchdog_timeout": 1800.0,
     # A request's priority is its key's tier (app.routing.backend.PRIORITIES).
     "enable_priority_scheduling": True,
-    # SGLang prefills as long as anything waits. Requests that come one by one, as those of many prompts do,
+    # SGLang prefills as long as anything waits. Requests that arrive one by one, as those of many prompts do,
     # had a pass each, and running answers stood still for 0.8 s at a time. Now all have a step in between.
     "prefill_decode_interval": 1,
 }
@@ -93,6 +93,10 @@ class SGLangOptions:
     images: ImageLimits = field(default_factory=ImageLimits)
     grammar_mask_ms: float = GrammarBudget().mask_ms
     grammar_check_s: float = GrammarBudget().check_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """The options for another process, as JSON has them."""
+        return dataclasses.asdict(self) | {"server_args": dict(self.server_args)}
 
     @property
     def where(self) -> str:
@@ -181,7 +185,7 @@ def as_started(options: SGLangOptions, tp: int, tokens: int) -> SGLangOptions:
     """The options for restarts: `tp` ranks and KV pools of `tokens` at most, as at the first start.
 
     Else a `tp` of 0 follows the GPUs that are seen at the moment, and a pool the memory that is free. Ranks
-    on another node do not hear of the pool, and the pools of all ranks must be alike.
+    on another node do not learn of the pool, and the pools of all ranks must be alike.
     """
     options = dataclasses.replace(options, tp=tp)
     if options.server_args.get("nnodes", 1) > 1:

@@ -31,8 +31,7 @@ class ChildSpec:
 
 def child_command(options: SGLangOptions, api_key: str, port: int) -> ChildCommand:
     """The command that starts a child serving `options` on `port`."""
-    shown = asdict(options) | {"server_args": dict(options.server_args)}
-    spec = ChildSpec(shown, port, os.getpid(), api_key)
+    spec = ChildSpec(options.as_dict(), port, os.getpid(), api_key)
     argv = [sys.executable, "-m", "app.engine.sglang.child"]
     return ChildCommand(argv, json.dumps(asdict(spec)).encode())
 

@@ -71,7 +71,7 @@ class SGLangEngine:
         self._live = LiveChoices()
         self._tallies = Tallies()
         self.restarts = RestartHistory()
-        """What became of its restarts."""
+        """The outcomes of its restarts."""
         self._recovery = Recovery(self, self._live, self._limits, self.restarts)
         self._watching: asyncio.Task[None] | None = None
         self._owns_sigquit = False
@@ -109,7 +109,7 @@ class SGLangEngine:
         self._health = Health.READY
 
     def start_stage(self) -> str:
-        """What the start is doing now. It blocks, as `launch_stage` does."""
+        """The stage of the start, for people who wait for it; blocks, as `launch_stage` does."""
         return WARM_UP if self._is_launched else launch_stage(os.getpid())
 
     async def aclose(self) -> None:
@@ -153,11 +153,11 @@ class SGLangEngine:
             self.restarts.ended(1)
 
     def recovered(self) -> None:
-        """Requests may be served again."""
+        """Serve requests again."""
         self._health = Health.READY
 
     def given_up(self, reason: str) -> None:
-        """The engine will not come back: tell every stream and the owner."""
+        """Fail every choice, and report the death to the owner, as the engine is not started again."""
         self._health = Health.DEAD
         self.restarts.ended(len(self._live))
         self._live.fail_all(lambda: EngineFailed(f"The engine died: {reason}."))

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -66,13 +66,13 @@ class Launched:
 
     @property
     def vision(self) -> bool:
-        """Whether the model sees images."""
+        """True if the model sees images."""
         return self.manager.mm_processor is not None and self.manager.image_token_id is not None
 
     def ask_to_end(self) -> bool:
         """Ask the schedulers to end by themselves, so that they release the GPU; whether they were asked.
 
-        To be called in the loop: SGLang's socket sends in no other thread. Pipeline stages do not hear it:
+        To be called in the loop: SGLang's socket sends in no other thread. Pipeline stages do not obey it:
         their loops in SGLang 0.5.20 have no end.
         """
         if needs_cpu_platform() or self.pp > 1:  # on a CPU they hold nothing
@@ -140,12 +140,11 @@ def launch(options: SGLangOptions) -> Launched:
     )
 
 
-def run_ranks(options: SGLangOptions, node_rank: int, on_joined: Callable[[], object]) -> None:
+def run_ranks(options: SGLangOptions, node_rank: int) -> None:
     """Start the ranks of another node than the server's; returns when one ends, or the first node's rank 0.
 
-    `on_joined` is called once all of them have loaded their weights and have met the first node's.
-    A rank whose GPU waits for one that is gone may not notice, so that a connection to rank 0 tells of its
-    end. Raises what `launch` does. For a process of its own, which SGLang ends when a rank fails.
+    A rank whose GPU waits for one that is gone may not notice; a connection to rank 0 shows its end. Raises
+    what `launch` does. For a process of its own, which SGLang ends when a rank fails.
     """
     server_args, environ = _prepared(options, node_rank)
     os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"  # else SGLang opens a port for health checks
@@ -158,7 +157,6 @@ def run_ranks(options: SGLangOptions, node_rank: int, on_joined: Callable[[], ob
     host, _, port = str(server_args.dist_init_addr).rpartition(":")
     # To PyTorch's store, which rank 0 holds.
     with socket.create_connection((host.strip("[]"), int(port))) as rank_0:
-        on_joined()
         rank_0.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         rank_0.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
         rank_0.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)

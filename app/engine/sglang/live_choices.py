@@ -76,12 +76,12 @@ class LiveChoice:
 
     @property
     def made_progress(self) -> bool:
-        """Whether it has `PROGRESS_TOKENS` more than when its last engine was lost."""
+        """True if it has `PROGRESS_TOKENS` more than when its last engine was lost."""
         return len(self.ids) >= self._lost_at_ids + PROGRESS_TOKENS
 
     @property
     def is_suspect(self) -> bool:
-        """Whether engines were lost with it in a row, without progress in between."""
+        """True if engines were lost with it in a row, without progress in between."""
         return self._num_losses > 1
 
     @property
@@ -141,7 +141,7 @@ class LiveChoices:
         self.waiting[choice.rid] = choice
 
     def has(self, rid: str) -> bool:
-        """Whether a choice has not ended."""
+        """True if a choice has not ended."""
         return rid in self.running or rid in self.replaying or rid in self.waiting
 
     def pop(self, rid: str) -> LiveChoice | None:
@@ -201,7 +201,7 @@ class Replay:
 
     @property
     def done(self) -> bool:
-        """Whether all that the sink has was handed over again."""
+        """True if all that the sink has was handed over again."""
         return not self._awaited and not self._drop_chars
 
     def take(self, text: str, token_ids: Sequence[int], finish: Finish, counts: Counts, step: Step) -> None:
@@ -239,7 +239,7 @@ def pieces(token_ids: Sequence[int], text: str, decode: Decode) -> Iterator[tupl
     """All ids with the text that each adds, as far as that is the beginning of `text`.
 
     A character's tokens stay together. Ids whose text is not the next of `text`, as those of a stop
-    string that is cut away, come last, in one piece without any.
+    string that is cut away, are the last piece, without text.
     """
     chars, first, singles = 0, 0, decode([[token_id] for token_id in token_ids])
     for end in range(1, len(token_ids) + 1):

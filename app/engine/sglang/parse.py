@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
-from sglang.srt.entrypoints.openai.protocol import ToolChoice
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.json_array_parser import JsonArrayParser
 
@@ -98,15 +97,12 @@ class PlainChoice:
         self._out.fail(error)
 
 
-class _Piece:
+class _Piece(NamedTuple):
     """A parsed piece of text on its way to becoming a delta."""
 
-    __slots__ = ("channel", "text", "tool")
-
-    def __init__(self, channel: Channel, text: str, tool: ToolCall | None = None) -> None:
-        self.channel = channel
-        self.text = text
-        self.tool = tool
+    channel: Channel
+    text: str
+    tool: ToolCall | None = None
 
 
 class ParsedChoice:
@@ -258,19 +254,15 @@ class ParsedChoice:
 
     def _tool_parser(self) -> Any:
         """The tool parser as SGLang chooses it: JSON where the grammar forces it, or the model's."""
-        required = self._request.tool_choice == "required" or isinstance(
-            self._request.tool_choice, ToolChoice
-        )
-        if not self._chat.tool_call_parser:
-            return JsonArrayParser()
         parser = FunctionCallParser(
             tools=self._chat._effective_tools(self._request),  # noqa: SLF001
             tool_call_parser=self._chat.tool_call_parser,
             tokenizer=self._chat.tokenizer_manager.tokenizer,
         )
         detector = parser.detector
-        native = detector.supports_structural_tag() or detector.parses_required_natively()
-        return parser if native or not required else JsonArrayParser()
+        is_native = detector.supports_structural_tag() or detector.parses_required_natively()
+        # A named tool is a required one here (`prepare_tools`).
+        return parser if is_native or self._request.tool_choice != "required" else JsonArrayParser()
 
     def _unstreamed_arguments(self) -> Iterator[_Piece]:
         """The arguments of the last call that the parser has but did not give out."""

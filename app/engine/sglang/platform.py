@@ -1,4 +1,4 @@
-"""What a process needs before it imports SGLang: compilers on PATH, the CPU platform, an entry of its own.
+"""The needs of a process before it imports SGLang: compilers on PATH, the CPU platform, an entry.
 
 SGLang's own CPU path needs Intel AMX and a kernel wheel no registry has; its plug-in path runs each
 layer's plain torch forward instead. Nothing here imports SGLang or torch at the top: it runs before they do,
@@ -31,7 +31,7 @@ def activate() -> str | None:
 
 
 def needs_cpu_platform() -> bool:
-    """Whether SGLang would find no device of its own on this machine."""
+    """True if SGLang would find no device of its own on this machine."""
     if os.environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1":  # the operator has SGLang's AMX kernels
         return False
     torch = importlib.import_module("torch")
@@ -86,7 +86,7 @@ def find_compilers(own: Path, environ: MutableMapping[str, str]) -> None:
 
 
 def _torchvision_loads() -> bool:
-    """Whether torchvision is absent, imports as it is, or was prepared already."""
+    """True if torchvision is absent, imports as it is, or was prepared already."""
     if importlib.util.find_spec("torchvision") is None:
         return True
     try:

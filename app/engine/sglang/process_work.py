@@ -20,7 +20,7 @@ COMPILERS = frozenset(
     {"nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja", "cc1plus", "c++", "g++", "gcc", "clang"}
 )
 SCHEDULER_TITLE = "sglang::sched"
-"""What a scheduler calls itself once its imports are done, as far as the kernel keeps it."""
+"""The title of a scheduler once its imports are done, as far as the kernel keeps it."""
 COMPILE = "compiling kernels"
 IMPORT = "importing SGLang"
 LOAD = "loading the weights and setting up KV memory"
@@ -65,7 +65,7 @@ class StartWork:
 
 
 def has_computed(cpu_s: float, since_s: float) -> bool:
-    """Whether processes that took so much processor time in `since_s` seconds have done more than wait."""
+    """True if processes that took so much processor time in `since_s` seconds have done more than wait."""
     return cpu_s >= max(LEAST_CPU_S, IDLE_CPU_SHARE * since_s)
 
 

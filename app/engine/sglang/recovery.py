@@ -188,7 +188,7 @@ class Recovery:
             raise EngineLost
 
     def _begun(self, choice: LiveChoice) -> bool:
-        """Whether the engine has read a choice's prompt."""
+        """True if the engine has read a choice's prompt."""
         rid = choice.rid
         return rid not in self._live.replaying and (rid not in self._live.running or bool(choice.ids))
 

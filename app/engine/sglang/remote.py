@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.core import ChatRequest, ModelCard, Prompt
+from app.core import ChatRequest, Prompt
 from app.engine.generation_stream import GenerationStream
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.remote.continuation import TextRules
@@ -47,16 +47,6 @@ class RemoteModelOptions:
     tokenizer: str = ""
     default_max_tokens: int = sys.maxsize
     grammars: GrammarBudget = GrammarBudget()  # noqa: RUF009  # a tuple, immutable
-
-
-@dataclass(frozen=True, slots=True)
-class _Rendered:
-    """A prompt's handle."""
-
-    body: Mapping[str, Any]
-    chat_request: Any
-    choices: int
-    seed: int | None
 
 
 class _Standin:
@@ -130,17 +120,13 @@ class SGLangRemoteModel:
         self.tokenize, self.detokenize = self._renderer.tokenize, self._renderer.detokenize
         self.tokenizer_json = self._renderer.tokenizer_json
         self.start, self.aclose = self._grammar.start, self._grammar.aclose
-        self.card = ModelCard(
-            id=options.served_model_name or standin.served_model_name,
-            context_length=context,
-            kv_capacity_tokens=capacity * int(server.get("dp_size") or 1),
-            max_prompt_tokens=self._limits.max_prompt_tokens,
-            capabilities=self._renderer.capabilities(grammar),
-        )
+        pool_tokens = capacity * int(server.get("dp_size") or 1)
+        model_id = options.served_model_name or standin.served_model_name
+        self.card = self._renderer.card(model_id, grammar, pool_tokens)
 
     def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request. Raises BadRequest naming the parameter, ContextOverflow."""
-        from app.engine.sglang.render import refused
+        from app.engine.sglang.render import Rendered, refused
 
         internal, chat_request, spliced = self._renderer.convert(request)
         token_ids = internal.input_ids
@@ -155,7 +141,7 @@ class SGLangRemoteModel:
         return Prompt(
             token_ids,
             sampling["max_new_tokens"],
-            _Rendered(body, chat_request, request.n, chat_request.seed),
+            Rendered(body, chat_request, request.n, chat_request.seed),
             past_runs=spliced.past_runs,
             rerendered=spliced.rerendered,
             space=request.placement.cache_salt,
@@ -163,7 +149,7 @@ class SGLangRemoteModel:
 
     async def check_grammar(self, owner: str, prompt: Prompt) -> None:
         rendered = prompt.handle
-        await self._grammar.check(owner, rendered.body["sampling_params"], rendered.chat_request)
+        await self._grammar.check(owner, rendered.sent["sampling_params"], rendered.request)
 
     def choices(self, prompt: Prompt) -> int:
         count: int = prompt.handle.choices
@@ -171,7 +157,7 @@ class SGLangRemoteModel:
 
     def body(self, prompt: Prompt, index: int) -> dict[str, Any]:
         """The body of `/generate` for one choice; a seeded request's choices differ, reproducibly."""
-        body = dict(prompt.handle.body)
+        body = dict(prompt.handle.sent)
         if self._deterministic:
             from app.engine.sglang.render import seed_of_choice
 
@@ -182,14 +168,14 @@ class SGLangRemoteModel:
     def rules(self, prompt: Prompt) -> TextRules:
         from app.engine.sglang.tokenizer import text_rules
 
-        body = prompt.handle.body
+        body = prompt.handle.sent
         return text_rules(self._chat, body["sampling_params"], reasons=bool(body.get("require_reasoning")))
 
     def sink(self, prompt: Prompt, index: int, out: GenerationStream) -> ChoiceSink:
         from app.engine.sglang.parse import choice_sink
 
         sink: ChoiceSink = choice_sink(
-            index, out, len(prompt.token_ids), self._chat, request=prompt.handle.chat_request
+            index, out, len(prompt.token_ids), self._chat, request=prompt.handle.request
         )
         return sink
 

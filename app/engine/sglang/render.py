@@ -10,7 +10,7 @@ import inspect
 import re
 import secrets
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from fastapi import HTTPException
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 
-from app.core import ChatRequest, RawPrompt
+from app.core import ChatRequest, ModelCard, RawPrompt
 from app.engine.limits import check_text_only
 from app.engine.sglang.args import BUILTIN_TOOL_PARSER
 from app.engine.sglang.constraints import check_kept, mend_grammar, prepare_tools
@@ -46,7 +46,7 @@ REPLACED = frozenset(
 )
 # `reasoning` is read by a validator of SGLang's request without being one of its fields.
 KNOWN_FIELDS = frozenset(ChatCompletionRequest.model_fields) | {"reasoning"}
-MEDIA_PARTS = {"image_url": "url", "video_url": "url", "audio_url": "url"}
+MEDIA_PARTS = frozenset({"image_url", "video_url", "audio_url"})
 MAX_CHOICES = 128
 SEEDS = 2**64
 """SGLang keeps a batch's seeds in an int64 tensor; a number that it does not hold ends the scheduler."""
@@ -115,9 +115,9 @@ class RenderLimits:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt's handle: the tokenized request, and what parsing its output needs."""
+    """A prompt's handle: the request to send, tokenized or as a body, and what parsing its output needs."""
 
-    tokenized: Any
+    sent: Any
     request: ChatCompletionRequest
     choices: int
     seed: int | None
@@ -125,8 +125,8 @@ class Rendered:
     def request_of(self, index: int, *, deterministic: bool) -> Any:
         """SGLang's request for one choice, with a seed of its own in deterministic mode."""
         if not deterministic:
-            return self.tokenized
-        request = copy(self.tokenized)
+            return self.sent
+        request = copy(self.sent)
         request.sampling_params = copy(request.sampling_params)
         request.sampling_params.sampling_seed = seed_of_choice(self.seed, index)
         return request
@@ -196,23 +196,23 @@ class Renderer:
             return self._convert(body, request)
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """See Engine.tokenize; blocks."""
+        """The ids of a text (`Engine.tokenize`); blocks."""
         with self._converting:
             return self._text.encode(text, add_special_tokens=add_special_tokens)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """See Engine.detokenize; blocks."""
+        """The text of ids (`Engine.detokenize`); blocks. Raises BadRequest."""
         self._text.check_ids(token_ids)
         with self._converting:
             return self._text.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def tokenizer_json(self) -> str | None:
-        """See Engine.tokenizer_json; None for tokenizers that are not of the `tokenizers` library."""
+        """The tokenizer as JSON; None for one that is not of the `tokenizers` library."""
         backend = getattr(self._chat.tokenizer_manager.tokenizer, "backend_tokenizer", None)
         return None if backend is None else backend.to_str()
 
-    def capabilities(self, grammar_backend: str) -> frozenset[Capability]:
-        """The capabilities that requests may ask of this model."""
+    def card(self, model_id: str, grammar_backend: str, pool_tokens: int, replicas: int = 1) -> ModelCard:
+        """The model's name, limits and capabilities; `pool_tokens` are those of all replicas together."""
         able: dict[Capability, Any] = {
             "logprobs": True,
             "vision": self._vision,
@@ -220,7 +220,14 @@ class Renderer:
             "reasoning": self._chat.reasoning_parser,
             "json_schema": grammar_backend != "none",
         }
-        return frozenset(name for name, has in able.items() if has)
+        return ModelCard(
+            id=model_id,
+            context_length=self._limits.context_length,
+            kv_capacity_tokens=pool_tokens,
+            max_prompt_tokens=self._limits.max_prompt_tokens,
+            capabilities=frozenset(name for name, has in able.items() if has),
+            replicas=replicas,
+        )
 
     def _raw_ids(self, raw: RawPrompt) -> list[int]:
         """The ids of a prompt without a template. Raises ContextOverflow, BadRequest."""
@@ -328,15 +335,16 @@ class Renderer:
 
     def _check_media(self, request: ChatCompletionRequest) -> None:
         """Allow only media sent with the request: SGLang would also open a URL, or a file of this machine."""
-        for number, url in _media_urls(request):
-            if url.startswith("data:"):
-                continue
-            if self._remote_media and url.startswith(("http://", "https://")):
-                continue
-            raise BadRequest(
-                "Media must be sent as data: URLs; this server fetches none.",
-                param=f"messages[{number}].content",
-            )
+        allowed = ("data:", "http://", "https://") if self._remote_media else ("data:",)
+        for number, message in enumerate(request.messages):
+            content = getattr(message, "content", None)
+            for element in content if isinstance(content, list) else ():
+                source = getattr(element, element.type, None) if element.type in MEDIA_PARTS else None
+                if source is not None and not source.url.startswith(allowed):
+                    raise BadRequest(
+                        "Media must be sent as data: URLs; this server fetches none.",
+                        param=f"messages[{number}].content",
+                    )
 
     def _check_sampling(self, values: Mapping[str, Any], *, strict: bool) -> None:
         """The checks of `SamplingParams`, which SGLang makes only once it runs."""
@@ -379,15 +387,6 @@ def _copied(value: Any) -> Any:
     return [_copied(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _media_urls(request: ChatCompletionRequest) -> Iterator[tuple[int, str]]:
-    for number, message in enumerate(request.messages):
-        content = getattr(message, "content", None)
-        for element in content if isinstance(content, list) else ():
-            source = getattr(element, element.type, None) if element.type in MEDIA_PARTS else None
-            if source is not None:
-                yield number, source.url
-
-
 def _invalid(exc: pydantic.ValidationError) -> BadRequest:
     """The first error, with the parameter spelled as a caller spells it."""
     # A message may be of several types, and pydantic lists the errors of each: take the nearest miss.
@@ -405,7 +404,7 @@ def _invalid(exc: pydantic.ValidationError) -> BadRequest:
 
 
 def _is_of_caller(element: int | str) -> bool:
-    """Whether a part of an error's location is the caller's own, not the name of a type that was tried."""
+    """True if a part of an error's location is the caller's own, not the name of a type that was tried."""
     scalars = {"str", "int", "float", "bool", "none"}
     return isinstance(element, int) or (
         re.fullmatch(r"[a-z_0-9]+", element) is not None and element not in scalars

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from app.core import ChatRequest, EngineLoad, ModelCard
+from app.core import ChatRequest, EngineLoad
 from app.engine.generation_stream import GenerationStream
 from app.engine.restarts import LossCause
 from app.engine.sglang.args import NO_MEDIA_DOMAIN, SGLangOptions
@@ -44,7 +44,7 @@ OnLoss = Callable[[LossCause, str], None]
 
 
 class SGLangRun:
-    """Made by `start`; once it serves, whoever it serves is told if it ends by itself."""
+    """Made by `start`; once it serves, `on_loss` is called if it ends by itself."""
 
     def __init__(self, options: SGLangOptions, thread: ThreadPoolExecutor, launched: Launched) -> None:
         from app.engine.sglang.render import Renderer, RenderLimits
@@ -69,13 +69,9 @@ class SGLangRun:
             deterministic=launched.deterministic,
             vision=launched.vision,
         )
-        self.model = ModelCard(
-            id=options.name,
-            context_length=launched.manager.context_len,
-            kv_capacity_tokens=launched.kv_capacity_tokens * launched.replicas,
-            max_prompt_tokens=limits.max_prompt_tokens,
-            capabilities=self.renderer.capabilities(launched.grammar_backend),
-            replicas=launched.replicas,
+        pool_tokens = launched.kv_capacity_tokens * launched.replicas
+        self.model = self.renderer.card(
+            options.name, launched.grammar_backend, pool_tokens, launched.replicas
         )
         self._live = LiveChoices()
         self._on_loss: OnLoss | None = None
@@ -104,7 +100,7 @@ class SGLangRun:
         try:
             launched = await asyncio.shield(launching)
         except asyncio.CancelledError:
-            while not launching.done():  # its processes are killed as they come, so that it ends
+            while not launching.done():  # its processes are killed as they appear, so that it ends
                 for process in set(multiprocessing.active_children()) - older:
                     process.kill()
                 await asyncio.wait([launching], timeout=KILL_INTERVAL_S)
@@ -303,15 +299,13 @@ class SGLangRun:
     ) -> None:
         from app.engine.sglang.parse import choice_sink
 
-        stream = GenerationStream(1, _nothing, lambda: None)
+        async def begin() -> None:
+            await self.submit(LiveChoice(rid, tokenized, sink, TokenTally(), replica=replica))
+
+        stream = GenerationStream(1, begin, lambda: None)
         sink = choice_sink(0, stream, len(tokenized.input_ids), self.launched.chat, request=chat_request)
-        await self.submit(LiveChoice(rid, tokenized, sink, TokenTally(), replica=replica))
         async for _ in stream:
             pass
-
-
-async def _nothing() -> None:
-    """Begin a generation that has begun."""
 
 
 def _launch(options: SGLangOptions) -> Launched:

@@ -23,7 +23,7 @@ class TorchRankStore:
 
     @functools.cached_property
     def is_first(self) -> bool:
-        """Whether this rank's clock is the one that counts; SGLang takes aborts from the same rank."""
+        """True if this rank's clock is the one that counts; SGLang takes aborts from the same rank."""
         from sglang.srt.runtime_context import get_parallel
 
         parallel = get_parallel()
@@ -34,7 +34,7 @@ class TorchRankStore:
         self._store.set(key, "1")
 
     def has(self, key: str) -> bool:
-        """Whether the first rank has left that note."""
+        """True if the first rank has left that note."""
         return bool(self._store.check([key]))
 
     @functools.cached_property
@@ -59,7 +59,7 @@ class StallLimit:
         self._step += 1
 
     def is_over(self, row: int, cpu_s: float) -> bool:
-        """Whether the step is to leave out a row whose mask has taken so much CPU time."""
+        """True if the step is to leave out a row whose mask has taken so much CPU time."""
         if self._store is None or self._store.is_first:
             return cpu_s > self._stall_s
         return self._store.has(f"{self._step}-{row}")

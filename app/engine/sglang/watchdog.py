@@ -3,7 +3,7 @@
 A long prefill is silent too. While the load that the scheduler reports still changes, the silence may last
 `PATIENCE` times as long. A forward pass whose kernels are compiled first is silent for minutes. Compilers are
 processes that the scheduler starts: while these compute, the engine does not hang. The schedulers' own
-processor time says nothing, as ranks that wait for one another in vain compute without rest.
+processor time proves nothing, as ranks that wait for one another in vain compute without rest.
 
 A large model loads for minutes, and kernels are compiled for minutes: both take processor time. A process
 that waits in vain for a device or for another rank may take it too, hence the limit for the whole start.
@@ -22,10 +22,10 @@ from app.errors import EngineFailed
 
 PATIENCE = 3
 LOOKS = 8
-"""How often a watchdog looks within its limit."""
+"""Looks of a watchdog within its limit."""
 LONGEST_LOOK_S = 5.0
 LEAST_BYTES = 1 << 20
-"""Bytes read or written that count; what threads tell one another is far less."""
+"""Bytes read or written that count; the messages between threads are far fewer."""
 END_S = 30.0
 """Seconds to await the end of a start that was given up: SGLang looks at its processes every 5 s."""
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Progress(NamedTuple):
-    """What an engine has to show: open choices, batches of output so far, its load."""
+    """The progress of an engine: open choices, batches of output so far, its load."""
 
     open_choices: int
     batches: int
@@ -79,11 +79,11 @@ class HangWatchdog(_Looks):
         self._last = Progress(0, 0, None)
         self._compiled_s = compiled_s
         self._compiled: tuple[float, float] | None = None
-        """When the processor time of compilers was first read in this silence, and what it was."""
+        """The first reading of the compilers' processor time in this silence: when, and how much."""
 
     @property
     def is_silent(self) -> bool:
-        """Whether looks have seen no output for half the limit, so that compilers count."""
+        """True if looks have seen no output for half the limit, so that compilers count."""
         return self._clock_s() - self._output_s >= self._hang_s / 2
 
     async def run(self) -> None:
@@ -112,7 +112,7 @@ class HangWatchdog(_Looks):
         return hangs
 
     def _compiles(self, now_s: float, compiled_s: float | None) -> bool:
-        """Whether compilers have computed in a silence of half the limit."""
+        """True if compilers have computed in a silence of half the limit."""
         if now_s - self._output_s < self._hang_s / 2 or compiled_s is None:
             self._compiled = None
             return False
@@ -166,7 +166,7 @@ class StartWatchdog(_Looks):
         return f"it has taken {took_s:.1f} s" if self._longest_s and took_s >= self._longest_s else None
 
     def _has_worked(self, work: Work, since_s: float) -> bool:
-        """Whether more was done since the last time than by processes that wait."""
+        """True if more was done since the last time than by processes that wait."""
         cpu_s, num_bytes = work.cpu_s - self._last.cpu_s, work.num_bytes - self._last.num_bytes
         moved = num_bytes >= LEAST_BYTES
         return moved or has_computed(cpu_s, since_s) or work.pids != self._last.pids

@@ -1,6 +1,6 @@
 """The process that keeps the weights (app.engine.sglang.allowed_args): SGLang's own, started by our settings.
 
-It serves only engines whose model and layout are the same, so that both are told by the same settings file.
+It serves only engines whose model and layout are the same, so both read the same settings file.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class MeasuredChat(OpenAIServingChat):
         encode_kwargs: dict[str, Any],
         use_cache: bool,
     ) -> tuple[str, list[int], None]:
-        """See SGLang; raises PromptTooLong between its two steps."""
+        """Apply the template and tokenize, as SGLang does; raises PromptTooLong between the two."""
         del use_cache
         tokenizer = self.tokenizer_manager.tokenizer
         text = tokenizer.apply_chat_template(

@@ -2,7 +2,7 @@
 
 SGLang sets a running request aside when memory is short, and later reads its prompt and its answer so far
 in one prefill. A request that brings token ids of its answer takes the same way in a scheduler that has
-never seen it: `max_tokens`, stops, counts and text go on as if it had run here. What retraction itself
+never seen it: `max_tokens`, stops, counts and text continue as if it had run here. What retraction itself
 forgets is rebuilt from the ids: the state of the grammar here, the penalties and the count for `min_tokens`
 in app.engine.sglang.patches.penalties. A grammar is walked beside the step, in a thread that compiles others;
 the request waits meanwhile as if its grammar were being compiled, so that all ranks admit it in one step.
@@ -73,7 +73,7 @@ def _forget_continued(req: Req) -> None:
 
 
 def _has_to_walk(req: Req) -> bool:
-    """Whether the request has a grammar that stands at its beginning."""
+    """True if the request has a grammar that stands at its beginning."""
     ended = req.finished() or req.to_finish is not None  # refused, or aborted while its grammar compiled
     return not ended and req.grammar is not None and not hasattr(req.grammar, "allows_continued")
 

@@ -41,7 +41,7 @@ class HandoverDetokenizer(DetokenizerManager):
         return texts
 
     def _taken_as_it_is(self, status: Any, recv_obj: Any, row: int) -> str:
-        """What is left of a row's text, broken or not; what comes next is decoded without it."""
+        """The rest of a row's text, broken or not; later tokens are decoded without it."""
         context, text = self._grouped_batch_decode(
             [status.decode_ids[status.surr_offset : end] for end in (status.read_offset, None)],
             [recv_obj.skip_special_tokens[row]] * 2,

@@ -20,14 +20,12 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
 import zmq
 from sglang.srt.managers.io_struct import (
     AbortReq,
     BatchStrOutput,
     TokenizedGenerateReqInput,
     sock_recv,
-    unwrap_from_pickle,
 )
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
@@ -71,7 +69,7 @@ class HandoverTokenizerManager(TokenizerManager):
         """Messages received; while choices are open, an engine that sends none makes no progress."""
         self._live = LiveChoices()
         self._cut_off: set[str] = set()
-        """Choices that were ended here, and whose last step is still to come."""
+        """Choices that were ended here, and whose last step has not arrived."""
         # The socket without asyncio around it: a future for each batch costs more than the batch.
         self._inbox: Any = zmq.Socket.shadow(self.recv_from_detokenizer.underlying)
         self._receiving: asyncio.AbstractEventLoop | None = None
@@ -118,7 +116,7 @@ class HandoverTokenizerManager(TokenizerManager):
             del self.rid_to_state[obj.rid]
 
     async def _tokenize_texts(self, texts: Any, is_cross_encoder: bool = False) -> Any:  # noqa: FBT001, FBT002  # SGLang's
-        """See SGLang, which would tokenize on the event loop what stands beside an image."""
+        """Tokenize the text beside an image in a thread; SGLang would do it on the event loop."""
         tokenizing = super()._tokenize_texts(texts, is_cross_encoder)
         if self.async_dynamic_batch_tokenizer is not None:  # it has a thread already
             return await tokenizing
@@ -183,7 +181,7 @@ class HandoverTokenizerManager(TokenizerManager):
         self.load_snapshot_reader.close()
 
     def _on_readable(self) -> None:
-        """Receive all messages that have arrived; the descriptor tells of them once.
+        """Receive all messages that have arrived; the descriptor signals them once.
 
         Where that takes longer than the engine needs for more, it would never end: the rest is received
         after whatever else waits for the loop.
@@ -204,8 +202,8 @@ class HandoverTokenizerManager(TokenizerManager):
         if type(message) is not BatchStrOutput:
             self._others.put_nowait(message)
             return
-        if rows := self._hand_over(message):
-            self._others.put_nowait(_only(message, rows))
+        if self._hand_over(message):
+            self._others.put_nowait(message)  # SGLang leaves out the rows that are not its own
 
     async def _handle_others(self) -> None:
         """SGLang's own handling of what is not ours, in order of arrival."""
@@ -333,14 +331,3 @@ class HandoverTokenizerManager(TokenizerManager):
             super()._handle_abort_req(recv_obj)
             return
         choice.end_refused(recv_obj.finished_reason or {**ABORTED, "message": recv_obj.abort_message})
-
-
-def _only(batch: BatchStrOutput, rows: list[int]) -> BatchStrOutput:
-    """A batch of some of a batch's rows."""
-    total = len(batch.rids)
-    columns = {}
-    for column in msgspec.structs.fields(type(batch)):
-        value = unwrap_from_pickle(getattr(batch, column.name))
-        if isinstance(value, list) and len(value) == total:
-            columns[column.name] = [value[row] for row in rows]
-    return msgspec.structs.replace(batch, **columns)
