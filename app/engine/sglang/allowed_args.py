@@ -136,7 +136,7 @@ def is_speculative(arguments: Mapping[str, Any]) -> bool:
 
     A step of SGLang 0.5.20 then computes a mask for each draft token, through functions of its own
     (`traverse_tree`, `eagle_sample`), and nothing bounds the cost: a mask that stalls holds everyone, and a
-    row without a way on ends the scheduler. app.engine.sglang.grammar.NoGrammars says so to callers.
+    row without a way on ends the scheduler. app.engine.sglang.grammar.GrammarCheck says so to callers.
     """
     return bool(arguments.get("speculative_algorithm"))
 
