@@ -28,7 +28,7 @@ PENALTIES: Mapping[str, float] = {
 """Sampling parameters that look at what was generated, with the values that have no effect."""
 
 CARRIED = "continued_ids"
-"""The key in `custom_params` for our scheduler (app.engine.sglang.continuation)."""
+"""The key in `custom_params` for our scheduler (app.engine.sglang.patches.continued_requests)."""
 
 Decode = Callable[[Sequence[int]], str]
 Finish = dict[str, Any]

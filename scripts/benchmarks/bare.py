@@ -58,8 +58,9 @@ def peer_command(
 
 
 def _command(model: str, port: int, tp: int, server_args: Mapping[str, Any]) -> list[str]:
-    from app.engine.sglang.args import SGLangOptions, bare_server_command
+    from app.engine.sglang.args import SGLangOptions
     from app.engine.sglang.platform import prepare_process
+    from scripts.benchmarks.bare_server import bare_server_command
 
     prepare_process()
     return bare_server_command(SGLangOptions(model=model, tp=tp, server_args=server_args), port)

@@ -20,7 +20,7 @@ PATHS: Mapping[str, tuple[str, ...]] = {
     ),
     "speculation and grammars": (
         f"{CONTRACT}/test_sglang_constraints.py::test_a_model_with_speculation_says_that_it_has_no_grammars",
-        "tests/unit/engine/sglang/test_speculation.py::test_every_grammar_is_refused_by_its_parameter",
+        "tests/unit/engine/sglang/test_grammar.py::test_every_grammar_is_refused_by_its_parameter",
     ),
     "KV pool after a restart": (
         f"{CONTRACT}/test_sglang_layouts.py::test_a_smaller_pool_after_a_restart_cuts_no_answer_in_silence",

@@ -26,7 +26,7 @@ def backends() -> tuple[Any, Any]:
     prepare_process()
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-    from app.engine.sglang.attention import GroupedAttnBackend
+    from app.engine.sglang.patches.cpu_attention import GroupedAttnBackend
 
     return object.__new__(TorchNativeAttnBackend), object.__new__(GroupedAttnBackend)
 
@@ -35,7 +35,7 @@ def test_sglang_takes_ours(backends: tuple[Any, Any]) -> None:
     """By the name that its arguments have for attention on the CPU."""
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
-    from app.engine.sglang.cpu import CpuPlatform
+    from app.engine.sglang.patches.cpu_platform import CpuPlatform
 
     CpuPlatform().init_backend()
     assert ATTENTION_BACKENDS["torch_native"] is type(backends[1])

@@ -18,7 +18,7 @@ from app.core import Engine
 from app.engine.child_server import ChildCommand, ChildServer
 from app.engine.http.engine import RemoteEngine
 from app.engine.http.pool import RemoteOptions
-from app.engine.sglang.args import SGLangOptions, bare_server_command
+from app.engine.sglang.args import SGLangOptions
 from app.engine.sglang.child import child_command
 from app.engine.sglang.platform import prepare_process
 from app.engine_factory import build_guard_engine
@@ -26,6 +26,7 @@ from app.safety.categories import CATEGORIES
 from app.safety.guard.templates import FORMATS
 from app.safety.guard.tier import Guard
 from app.settings import Settings
+from scripts.benchmarks.bare_server import bare_server_command
 from tests.support import tiny_guard
 from tests.support.engines import Answer, ask, chat
 

@@ -27,7 +27,7 @@ def compiled() -> Any:
         import xgrammar
         from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 
-        import app.engine.sglang.grammar_guard  # noqa: F401
+        import app.engine.sglang.patches.grammar_guard  # noqa: F401
 
     def make(regex: str, *, longest: int = 8) -> Any:
         """With tokens of up to so many letters `a`: a mask tries each of them."""
@@ -101,7 +101,7 @@ class _Counted:
 def test_the_slow_one_alone_is_ended(compiled: Any):
     """Of two in a batch the costly one gets an abort that says what it cost."""
     from app.engine.grammar.cost import GRAMMAR_ENDED
-    from app.engine.sglang.grammar_guard import GrammarGuard
+    from app.engine.sglang.patches.grammar_guard import GrammarGuard
 
     guard = GrammarGuard(1.0, StallLimit())
     slow, good = compiled(NESTED), compiled("a*")
@@ -118,7 +118,7 @@ def test_the_slow_one_alone_is_ended(compiled: Any):
 
 def test_a_mask_that_stalls_is_left_behind(compiled: Any):
     """The step goes on, the other's mask is right, and the request is ended."""
-    from app.engine.sglang.grammar_guard import GrammarGuard
+    from app.engine.sglang.patches.grammar_guard import GrammarGuard
 
     slow, good = compiled(NESTED, longest=130), compiled("a*", longest=130)
     for _ in range(40):
@@ -141,7 +141,7 @@ def test_a_mask_that_stalls_is_left_behind(compiled: Any):
 
 def test_another_rank_leaves_what_the_first_has_left(compiled: Any):
     """Its own clock would have it wait for minutes."""
-    from app.engine.sglang.grammar_guard import GrammarGuard
+    from app.engine.sglang.patches.grammar_guard import GrammarGuard
 
     told: set[str] = set()
     first = StallLimit(store=Rank(told, is_first=True))
@@ -161,7 +161,7 @@ def test_another_rank_leaves_what_the_first_has_left(compiled: Any):
 
 def test_many_cheap_grammars_are_left_alone(compiled: Any):
     """256 that share a step have little each, and need less."""
-    from app.engine.sglang.grammar_guard import GrammarGuard
+    from app.engine.sglang.patches.grammar_guard import GrammarGuard
 
     guard = GrammarGuard(2.0, StallLimit())
     grammars = [compiled("[a-z]*") for _ in range(256)]
@@ -172,7 +172,7 @@ def test_many_cheap_grammars_are_left_alone(compiled: Any):
 
 def test_a_refused_token_tells_no_text(compiled: Any):
     """SGLang logs the error: it has neither the grammar nor the tokens so far."""
-    from app.engine.sglang.grammar_guard import GrammarGuard
+    from app.engine.sglang.patches.grammar_guard import GrammarGuard
 
     guard, grammar = GrammarGuard(2.0, StallLimit()), compiled("canary")
     with pytest.raises(ValueError, match=r"^the grammar does not allow the token$"):

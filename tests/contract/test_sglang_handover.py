@@ -23,7 +23,7 @@ class Desk:
 
     def __init__(self) -> None:
         prepare_process()
-        from app.engine.sglang.handover import HandoverTokenizerManager
+        from app.engine.sglang.patches.handover import HandoverTokenizerManager
 
         self.live = LiveChoices()
         self.reports: list[tuple[str, str]] = []
@@ -34,7 +34,7 @@ class Desk:
             _cut_off=set(),
             rid_to_state={"sglangs-own": object()},
             num_retractions=0,
-            _on_contradiction=lambda rid, what: self.reports.append((rid, what)),
+            _on_mismatch=lambda rid, what: self.reports.append((rid, what)),
             abort_all_of=self.aborted.append,
         )
 

@@ -17,7 +17,7 @@ from app.api.schema.completions import parse_completion
 from app.api.schema.parameters import PARAMETERS
 from app.api.schema.wire import parse_chat_request
 from app.core import RawPrompt
-from app.engine.sglang.seeds import seed_of_choice
+from app.engine.sglang.render import seed_of_choice
 from app.errors import BadRequest, ServingError
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400), pytest.mark.filterwarnings("default")]
@@ -129,7 +129,7 @@ async def rendered(engine: Any, request: Any) -> list[Any]:
     except BadRequest as error:
         check_refusal(error)
         return []
-    return [prompt.handle.tokenized.sampling_params]
+    return [prompt.handle.sent.sampling_params]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

@@ -235,7 +235,7 @@ async def test_output_that_comes_faster_than_it_is_parsed_leaves_the_loop_to_oth
     """While batches keep coming, each slow to parse, whatever else waits for the loop has its turn."""
     from sglang.srt.managers.io_struct import AbortReq, sock_send
 
-    from app.engine.sglang.handover import RECEIVING_S, HandoverTokenizerManager
+    from app.engine.sglang.patches.handover import RECEIVING_S, HandoverTokenizerManager
 
     context = zmq.Context()
     with context.socket(zmq.PULL) as inbox, context.socket(zmq.PUSH) as engine:

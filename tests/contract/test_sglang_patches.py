@@ -9,6 +9,7 @@ import pkgutil
 import warnings
 from array import array
 from collections.abc import Iterator
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,9 +45,10 @@ def modules() -> Iterator[Any]:
 
 
 def test_sglang_has_the_functions_that_were_replaced():
-    """Each function that is replaced is the one that the replacement was written against."""
+    """Each function that is replaced is the one that the replacement was written against, in its version."""
     for module in modules():
         assert module.REPLACED
+        assert f"SGLang {version('sglang')}" in module.__doc__, module.__name__
         for place, digest in module.REPLACED.items():
             name, path = place.split(":")
             function: Any = importlib.import_module(f"sglang.srt.{name}")
@@ -370,7 +372,7 @@ def test_half_characters_are_not_decoded_again_and_again(tokenizer: Any):
     """The text of 300 of them is SGLang's; a step decodes a hundred tokens at most."""
     from sglang.srt.managers.detokenizer_manager import DetokenizerManager
 
-    from app.engine.sglang.detokenizer import HandoverDetokenizer
+    from app.engine.sglang.patches.detokenizer import HandoverDetokenizer
 
     single = bytes_of(tokenizer)
     steps = [[single[value]] for value in b"ab" + b"\x80" * 300 + "cdé日".encode()]
@@ -387,7 +389,7 @@ def test_texts_are_those_of_sglang(tokenizer: Any, text: str):
     """Each step of an answer of whole characters gives the text that SGLang's detokenizer gives."""
     from sglang.srt.managers.detokenizer_manager import DetokenizerManager
 
-    from app.engine.sglang.detokenizer import HandoverDetokenizer
+    from app.engine.sglang.patches.detokenizer import HandoverDetokenizer
 
     steps = [[bytes_of(tokenizer)[value]] for value in text.encode()]
     ours = texts_of(tokenizer, HandoverDetokenizer, steps)

@@ -29,8 +29,7 @@ def imported() -> None:
     prepare_process()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from app.engine.sglang import continuation  # noqa: F401
-        from app.engine.sglang.patches import penalties  # noqa: F401
+        from app.engine.sglang.patches import continued_requests, penalties  # noqa: F401
 
 
 @pytest.fixture
@@ -112,18 +111,18 @@ class Grammar:
 @pytest.mark.parametrize(("forbidden", "allowed"), [(-1, True), (900, False)])
 def test_a_grammar_is_walked_beside_the_step(forbidden: int, allowed: bool) -> None:
     """The request waits in the queue of grammars that compile, in which all ranks agree on who is ready."""
-    from app.engine.sglang import continuation
+    from app.engine.sglang.patches import continued_requests
 
     grammar, ids = Grammar(forbidden), list(range(1000))
     with ThreadPoolExecutor(1) as executor:
         manager = SimpleNamespace(grammar_backend=SimpleNamespace(executor=executor), grammar_queue=[])
         req: Any = SimpleNamespace(grammar=grammar, to_finish=None, finished=lambda: False, grammar_key=None)
-        assert continuation._has_to_walk(req)
-        continuation._begin_walk(manager, req, ids)
+        assert continued_requests._has_to_walk(req)
+        continued_requests._begin_walk(manager, req, ids)
         assert manager.grammar_queue == [req]
         assert req.grammar_key
         req.grammar = req.grammar.result()  # as SGLang does once all ranks are ready
     assert grammar.accepted == ids[: forbidden if forbidden > 0 else None]
     assert grammar.threads.isdisjoint({threading.get_ident()})
     assert req.grammar.allows_continued is allowed
-    assert not continuation._has_to_walk(req)
+    assert not continued_requests._has_to_walk(req)

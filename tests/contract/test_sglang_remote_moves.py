@@ -16,11 +16,12 @@ from app.core import ChatRequest, Engine
 from app.engine.child_server import ChildCommand, ChildServer
 from app.engine.http.engine import RemoteEngine
 from app.engine.http.pool import RemoteOptions
-from app.engine.sglang.args import SGLangOptions, bare_server_command
+from app.engine.sglang.args import SGLangOptions
 from app.engine.sglang.platform import prepare_process
 from app.engine_factory import child_engine
 from app.errors import EngineFailed
 from app.settings import Settings
+from scripts.benchmarks.bare_server import bare_server_command
 from tests.support.engines import Answer, ask, chat, fresh_rid
 from tests.support.sse_client import until
 

@@ -121,7 +121,3 @@ class FakeEngine:
     def given_up(self, reason: str) -> None:
         """See Restartable."""
         self.reason = reason
-
-    def fingerprint(self, sent: LiveChoice) -> str:
-        """See Restartable."""
-        return f"hash of {sent.request_id}"

@@ -23,7 +23,7 @@ import uvloop
 
 from app.core import ChatRequest, Delta
 from app.engine.sglang.engine import SGLangEngine
-from app.engine.sglang.process import ChildEntry
+from app.engine.sglang.platform import ChildEntry
 from app.engine.supervise import RestartLimits
 from app.errors import ServingError
 from tests.support import compiling_scheduler
@@ -123,10 +123,9 @@ async def slow_starts(path: str) -> dict[str, Any]:
     from app.engine.sglang import launch
 
     def entry(environ: dict[str, str], grammar_mask_ms: float) -> ChildEntry:
-        options = {"grammar_mask_ms": grammar_mask_ms}
-        return ChildEntry("tests.support.compiling_scheduler", "run", environ, options)
+        return ChildEntry("tests.support.compiling_scheduler:run", environ, grammar_mask_ms=grammar_mask_ms)
 
-    vars(launch)["guarded_scheduler_entry"] = entry
+    vars(launch)["scheduler_entry"] = entry
     limits = RestartLimits(restarts=3, hang_s=HANG_S)
     engine = await started(limits=limits, server_args={"random_seed": 1})
     starts = int((folder / "starts").read_text())

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,10 +17,8 @@ import structlog
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.request_limits import ImageLimits
 from app.engine.sglang import ranks
-from app.engine.sglang.allowed_args import check
+from app.engine.sglang.allowed_args import check, check_weight_cache, is_speculative
 from app.engine.sglang.platform import needs_cpu_platform, visible_devices
-from app.engine.sglang.speculation import is_speculative
-from app.engine.sglang.weight_cache import check_weight_cache
 from app.settings import SettingsError
 
 BUILTIN_MODEL = Path(__file__).parents[1] / "builtin"
@@ -47,7 +44,7 @@ DEFAULTS: Mapping[str, Any] = {
     "watchdog_timeout": 1800.0,
     # A request's priority is its key's tier (app.routing.backend.PRIORITIES).
     "enable_priority_scheduling": True,
-    # SGLang prefills as long as anything waits. Requests that come one by one, as those of many prompts do,
+    # SGLang prefills as long as anything waits. Requests that arrive one by one, as those of many prompts do,
     # had a pass each, and running answers stood still for 0.8 s at a time. Now all have a step in between.
     "prefill_decode_interval": 1,
 }
@@ -81,7 +78,6 @@ CPU_POOL_BYTES = 4 * 1024**3
 CPU_POOL_CONTEXTS = 32
 SMALL_MODEL_BYTES = 2 * 1024**3
 TINY_MODEL_BYTES = 256 * 1024**2
-MIN_PORT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +93,10 @@ class SGLangOptions:
     images: ImageLimits = field(default_factory=ImageLimits)
     grammar_mask_ms: float = GrammarBudget().mask_ms
     grammar_check_s: float = GrammarBudget().check_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """The options for another process, as JSON has them."""
+        return dataclasses.asdict(self) | {"server_args": dict(self.server_args)}
 
     @property
     def where(self) -> str:
@@ -185,7 +185,7 @@ def as_started(options: SGLangOptions, tp: int, tokens: int) -> SGLangOptions:
     """The options for restarts: `tp` ranks and KV pools of `tokens` at most, as at the first start.
 
     Else a `tp` of 0 follows the GPUs that are seen at the moment, and a pool the memory that is free. Ranks
-    on another node do not hear of the pool, and the pools of all ranks must be alike.
+    on another node do not learn of the pool, and the pools of all ranks must be alike.
     """
     options = dataclasses.replace(options, tp=tp)
     if options.server_args.get("nnodes", 1) > 1:
@@ -227,24 +227,3 @@ def _cpu_pool_tokens(options: SGLangOptions, arguments: Mapping[str, Any]) -> in
     context = arguments.get("context_length") or config.max_position_embeddings
     budget_bytes = min(psutil.virtual_memory().available // 4, CPU_POOL_BYTES)
     return int(max(min(budget_bytes // token_bytes, CPU_POOL_CONTEXTS * context), 1024))
-
-
-def bare_server_command(options: SGLangOptions, port: int) -> list[str]:
-    """The argv of SGLang's own HTTP server on the same model, platform and engine flags."""
-    if port < MIN_PORT:
-        raise SettingsError(f"port: must be at least {MIN_PORT}, got {port}")
-    arguments = server_arguments(options)
-    return [
-        sys.executable,
-        "-m",
-        "app.engine.sglang.bare",
-        "--threads",
-        str(cpu_threads(options, _cores())),
-        json.dumps(arguments | {"host": "127.0.0.1", "port": port}),
-    ]
-
-
-def _cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0))

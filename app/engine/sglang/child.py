@@ -15,13 +15,11 @@ from typing import Any
 
 from app.engine.child_server import LOOPBACK, ChildCommand
 from app.engine.parent_death import die_with_parent, run_and_exit
-from app.engine.sglang.args import SGLangOptions, cpu_threads
-from app.engine.sglang.platform import prepare_process
-from app.engine.sglang.process import (
-    child_environ,
-    controller_entry,
-    detokenizer_entry,
-    guarded_scheduler_entry,
+from app.engine.sglang.args import SGLangOptions
+from app.engine.sglang.platform import (
+    ChildEntry,
+    prepare_process,
+    scheduler_entry,
 )
 
 
@@ -37,8 +35,7 @@ class ChildSpec:
 
 def child_command(options: SGLangOptions, api_key: str, port: int) -> ChildCommand:
     """The command that starts a child serving `options` on `port`."""
-    shown = asdict(options) | {"server_args": dict(options.server_args)}
-    spec = ChildSpec(shown, port, os.getpid(), api_key)
+    spec = ChildSpec(options.as_dict(), port, os.getpid(), api_key)
     argv = [sys.executable, "-m", "app.engine.sglang.child"]
     return ChildCommand(argv, json.dumps(asdict(spec)).encode())
 
@@ -53,26 +50,23 @@ def main() -> None:
     spec = ChildSpec(**json.load(sys.stdin))
     die_with_parent(spec.parent)  # SGLang's own end with this one
     prepare_process()
-    from sglang.srt.entrypoints import engine, http_server
-    from sglang.srt.plugins import load_plugins
+    from sglang.srt.entrypoints import http_server
 
-    from app.engine.sglang.launch import resolved_args
-    from app.engine.sglang.tools import register
+    from app.engine.sglang.launch import prepared_environ, resolved_args
+    from app.engine.sglang.patches.builtin_tools import load_sglang
 
-    load_plugins()
-    register()
+    load_sglang()
     options = SGLangOptions(**spec.options)
     own = {"host": LOOPBACK, "port": spec.port, "api_key": spec.api_key}
     server_args = resolved_args(options, **own)
-    threads = cpu_threads(options, len(os.sched_getaffinity(0)))
-    environ = child_environ(threads, server_args.tp_size * server_args.pp_size * server_args.dp_size)
-    engine.run_data_parallel_controller_process = controller_entry(environ)
+    environ = prepared_environ(options, server_args)
+    detokenizer = "sglang.srt.managers.detokenizer_manager:run_detokenizer_process"
 
     def serve() -> int:
         http_server.launch_server(
             server_args,
-            run_scheduler_process_func=guarded_scheduler_entry(environ, options.grammar_mask_ms),
-            run_detokenizer_process_func=detokenizer_entry(environ),
+            run_scheduler_process_func=scheduler_entry(environ, options.grammar_mask_ms),
+            run_detokenizer_process_func=ChildEntry(detokenizer, environ),
         )
         return 1
 

@@ -20,7 +20,7 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
-from app.engine.continuation import GRAMMARS
+from app.engine.sglang.grammar import KINDS
 from app.errors import UnsupportedParameter
 
 _PLACE_CHARS = 100
@@ -110,7 +110,7 @@ def mend_grammar(sampling: dict[str, Any], request: ChatCompletionRequest, chat:
         if request.response_format is None and "structures" in tag and not request.parallel_tool_calls:
             tag = {"type": "structural_tag", "format": _current_format(tag, parallel=False)}
         sampling["structural_tag"] = _dumped(tag)
-    if any(sampling.get(name) for name in GRAMMARS):
+    if any(sampling.get(name) for name in KINDS):
         sampling["ignore_eos"] = False  # the end is the grammar's; SGLang would allow one more token, any
 
 

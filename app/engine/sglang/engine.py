@@ -5,45 +5,39 @@ server answers while the model loads. The thread lives as long as the engine: SG
 killed with the thread that started them. Requests are rendered in threads too (`render_queues`).
 
 An `SGLangRun` is one launch of SGLang. Where it ends by itself another follows (`recovery`), and the choices
-go on: whoever reads them notices a pause.
+continue: their readers notice a pause.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
-import hmac
 import os
-import secrets
 import signal
 import threading
-from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, ModelCard, Prompt
+from app.engine.grammar.cost import GrammarBudget
 from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
-from app.engine.request_limits import check_images, check_text_only
+from app.engine.request_limits import check_images
+from app.engine.sglang.allowed_args import is_speculative
 from app.engine.sglang.args import SGLangOptions, as_started
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
+from app.engine.sglang.process_work import WARM_UP, StartWork, launch_stage
 from app.engine.sglang.recovery import FIRST_PAUSE_S, LONGEST_PAUSE_S, Recovery
 from app.engine.sglang.run import SGLangRun
-from app.engine.sglang.seeds import seed_of_choice
-from app.engine.sglang.speculation import is_speculative
-from app.engine.sglang.start_stage import WARM_UP, launch_stage
-from app.engine.sglang.start_watchdog import StartWatchdog, StartWork, watched
-from app.engine.sglang.watchdog import PATIENCE, HangWatchdog
+from app.engine.sglang.watchdog import PATIENCE, StartWatchdog, watched
 from app.engine.sink import GenerationStream, Tallies, TokenTally
 from app.engine.supervise import Backoff, LossCause, RestartHistory, RestartLimits
 from app.errors import BadRequest, EngineFailed, EngineNotReady
 from app.settings import SettingsError
 
 if TYPE_CHECKING:
-    from app.engine.sglang.grammar import GrammarCheck, NoGrammars
+    from app.engine.sglang.grammar import GrammarCheck
     from app.engine.sglang.launch import Launched
-    from app.engine.sglang.splice import Splice
 
 
 THREAD = "sglang"
@@ -70,15 +64,14 @@ class SGLangEngine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
         self._render_queues = RenderQueues()
         self._run: SGLangRun | None = None
-        self._grammar: GrammarCheck | NoGrammars | None = None
+        self._grammar: GrammarCheck | None = None
         self._streams: dict[str, GenerationStream] = {}
         self._live = LiveChoices()
         self._tallies = Tallies()
         self.restarts = RestartHistory()
-        """What became of its restarts."""
+        """The outcomes of its restarts."""
         self._recovery = Recovery(self, self._live, self._limits, self.restarts)
         self._watching: asyncio.Task[None] | None = None
-        self._secret = secrets.token_bytes(16)
         self._owns_sigquit = False
 
     # --- life
@@ -114,7 +107,7 @@ class SGLangEngine:
         self._health = Health.READY
 
     def start_stage(self) -> str:
-        """What the start is doing now. It blocks, as `launch_stage` does."""
+        """The stage of the start, for people who wait for it; blocks, as `launch_stage` does."""
         return WARM_UP if self._is_launched else launch_stage(os.getpid())
 
     async def aclose(self) -> None:
@@ -158,20 +151,15 @@ class SGLangEngine:
             self.restarts.ended(1)
 
     def recovered(self) -> None:
-        """Requests may be served again."""
+        """Serve requests again."""
         self._health = Health.READY
 
     def given_up(self, reason: str) -> None:
-        """The engine will not come back: tell every stream and the owner."""
+        """Fail every choice, and report the death to the owner, as the engine is not started again."""
         self._health = Health.DEAD
         self.restarts.ended(len(self._live))
         self._live.fail_all(lambda: EngineFailed(f"The engine died: {reason}."))
         self._on_death(reason)
-
-    def fingerprint(self, choice: LiveChoice) -> str:
-        """A hash of a choice's prompt under this engine's own key; the same prompt has the same one."""
-        token_ids = array("I", choice.request.input_ids).tobytes()
-        return hmac.digest(self._secret, token_ids, "sha256").hex()[:32]
 
     async def _start_first(self) -> None:
         """Start SGLang for the first time, or after first starts that failed; nothing is left of another."""
@@ -179,7 +167,7 @@ class SGLangEngine:
         run = await self._start_run()
         try:
             await run.freeze()
-            self._grammar = self._grammar or await self._check_of_grammars(run)
+            self._grammar = self._grammar or await self._start_grammar_check(run)
             self._serve(run, began_s)
         except BaseException:
             await asyncio.shield(run.aclose())
@@ -203,16 +191,11 @@ class SGLangEngine:
 
     def _serve(self, run: SGLangRun, began_s: float) -> None:
         """Have `run` generate from now on, and watch it."""
-        loop = asyncio.get_running_loop()
         run.serve(self._live, self._lose, self.restarts.refused)
-        self.restarts.started(loop.time() - began_s)
-        if self._limits.hang_s:
-            watchdog = HangWatchdog(
-                self._limits.hang_s, lambda: run.progress, run.hang, compiled_s=run.compiled_s
-            )
-            self._watching = loop.create_task(watchdog.run(), name="engine watchdog")
+        self.restarts.started(asyncio.get_running_loop().time() - began_s)
+        self._watching = run.watch_for_hangs(self._limits.hang_s, "engine watchdog")
 
-    def _lose(self, _run: SGLangRun, cause: LossCause, reason: str) -> None:
+    def _lose(self, cause: LossCause, reason: str) -> None:
         self._health = Health.STARTING
         self._stop_watching()
         self._recovery.lose(cause, reason)
@@ -225,12 +208,9 @@ class SGLangEngine:
     # --- requests
 
     def tokenizer_json(self) -> str | None:
-        """See Engine.tokenizer_json; None for tokenizers that are not of the `tokenizers` library."""
-        backend = getattr(self._launched.manager.tokenizer, "backend_tokenizer", None)
-        return None if backend is None else backend.to_str()
+        return self._running().renderer.tokenizer_json()
 
     async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """See Engine.tokenize."""
         renderer = self._running().renderer
         work = partial(renderer.tokenize, text, add_special_tokens=add_special_tokens)
         return await self._render_queues.run_sized(owner, UTF8_BYTES * len(text), work)
@@ -238,7 +218,6 @@ class SGLangEngine:
     async def detokenize(
         self, owner: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
     ) -> str:
-        """See Engine.detokenize."""
         renderer = self._running().renderer
         work = partial(renderer.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
         return await self._render_queues.run_sized(owner, NODE_BYTES * len(token_ids), work)
@@ -246,24 +225,15 @@ class SGLangEngine:
     async def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request. Raises BadRequest naming the parameter, ContextOverflow."""
         run = self._running()
-        from app.engine.sglang.render import MAX_CHOICES, Rendered, refused
+        from app.engine.sglang.render import Rendered, refused
 
-        if not 1 <= request.n <= MAX_CHOICES:
-            raise BadRequest(f"n: must be between 1 and {MAX_CHOICES}.", param="n")
         if "vision" in self.model.capabilities:
             await check_images(request, self._options.images)
-
-        def convert(request: ChatRequest) -> tuple[Any, Any, Splice]:
-            """Convert a request in a thread, as it looks at each message."""
-            if "vision" not in self.model.capabilities:
-                check_text_only(request)
-            return run.renderer.convert(request)
-
-        internal, chat_request, spliced = await self._render_queues.run(convert, request)
+        internal, chat_request, spliced = await self._render_queues.run(run.renderer.convert, request)
         if self._grammar is not None:
             await self._grammar.check(request.owner, internal.sampling_params, chat_request)
         try:
-            tokenized = await run.tokenize(internal, f"render-{request.request_id}")
+            tokenized = await run.launched.manager.tokenize(internal, f"render-{request.request_id}")
         except ValueError as exc:
             if not internal.contains_mm_input():
                 raise refused(exc) from None
@@ -280,7 +250,7 @@ class SGLangEngine:
         )
 
     def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
-        """Generate all choices of `prompt`, interleaved as they come; begins at the first read."""
+        """Generate all choices of `prompt`, interleaved as they arrive; begins at the first read."""
         if rid in self._streams:
             raise ValueError(f"request id {rid} is in use")
 
@@ -303,8 +273,11 @@ class SGLangEngine:
         if stream is None:
             return
         stream.abort()
+        self._abort_choices(rid, sent=stream.begun)
+
+    def _abort_choices(self, rid: str, *, sent: bool = True) -> None:
         self._live.abort(f"{rid}-")
-        if stream.begun and self._run is not None:
+        if sent and self._run is not None:
             # SGLang aborts by prefix: ids are of fixed length, so this is exactly our choices.
             self._run.abort(f"{rid}-")
 
@@ -331,16 +304,21 @@ class SGLangEngine:
             raise EngineNotReady(f"The engine is {state}.", retry_after_s=wait_s)
         return self._run
 
-    async def _check_of_grammars(self, run: SGLangRun) -> GrammarCheck | NoGrammars | None:
-        """The check of grammars over this model's vocabulary."""
+    async def _start_grammar_check(self, run: SGLangRun) -> GrammarCheck:
+        """The check of grammars over this model's vocabulary, started."""
         from app.engine.sglang.grammar import grammar_check
 
-        loop = asyncio.get_running_loop()
-        setup = await loop.run_in_executor(self._thread, run.launched.grammar_setup, self._options)
-        speculative = is_speculative(self._options.server_args)
-        check = grammar_check(setup, run.launched.grammar_backend, speculative=speculative)
-        if check is not None:
-            await check.start()
+        options, manager = self._options, run.launched.manager
+        make = partial(
+            grammar_check,
+            manager,
+            run.launched.grammar_backend,
+            any_whitespace=not manager.server_args.constrained_json_disable_any_whitespace,
+            speculative=is_speculative(options.server_args),
+            budget=GrammarBudget(options.grammar_check_s, options.grammar_mask_ms),
+        )
+        check = await asyncio.get_running_loop().run_in_executor(self._thread, make)
+        await check.start()
         return check
 
     async def _begin(self, rid: str, prompt: Prompt, stream: GenerationStream, tally: TokenTally) -> None:
@@ -357,9 +335,7 @@ class SGLangEngine:
                 stream.put_final(Delta(index, "text", "", (), Counts(num_tokens), "abort"))
                 continue
             sink = choice_sink(index, stream, num_tokens, run.launched.chat, request=rendered.request)
-            request = rendered.tokenized
-            if run.launched.deterministic:
-                request = _with_seed(request, rendered.seed, index)
+            request = rendered.request_of(index, deterministic=run.launched.deterministic)
             prior = prompt.continued[index] if prompt.continued else ()
             choice = LiveChoice(f"{rid}-{index:03d}", request, sink, tally, prior, prompt.replica)
             if self._health is Health.READY and self._run is not None:
@@ -372,8 +348,7 @@ class SGLangEngine:
         self._tallies.end(rid)
         if stream is not None and stream.failed and self._run is not None:
             # One choice was refused: the others have no reader any more.
-            self._live.abort(f"{rid}-")
-            self._run.abort(f"{rid}-")
+            self._abort_choices(rid)
 
     def _own_sigquit(self, loop: asyncio.AbstractEventLoop) -> None:
         """SGLang's children report failure by SIGQUIT, whose default action ends this process."""
@@ -381,10 +356,3 @@ class SGLangEngine:
         if in_main_thread and signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:
             loop.add_signal_handler(signal.SIGQUIT, self.on_child_failure)
             self._owns_sigquit = True
-
-
-def _with_seed(tokenized: Any, seed: int | None, index: int) -> Any:
-    request = copy.copy(tokenized)
-    request.sampling_params = copy.copy(tokenized.sampling_params)
-    request.sampling_params.sampling_seed = seed_of_choice(seed, index)
-    return request

@@ -1,4 +1,4 @@
-"""Whether a grammar can be followed, and at what cost to everyone, before anything is sent to the model.
+"""The check of a grammar, whether it can be followed and at what cost to everyone, before it is sent.
 
 SGLang compiles it in the scheduler, after the status line, logs the source of one that fails (it is the
 caller's text), and computes each token's mask in the step that all requests share. Here a process that
@@ -47,30 +47,40 @@ class _Grammar(NamedTuple):
 
 
 class GrammarCheck:
-    """Refuses grammars that cannot be followed or cost too much; belongs to one event loop."""
+    """Refuses grammars that cannot be followed or cost too much; belongs to one event loop.
 
-    def __init__(self, setup: WorkerSetup) -> None:
-        self._pool = WorkerPool(setup)
+    Without `setup` it refuses every grammar, and says how the model is `served`; if that is empty too, none.
+    """
+
+    def __init__(self, setup: WorkerSetup | None, served: str = "") -> None:
+        self._pool = None if setup is None else WorkerPool(setup)
+        self._served = served
         self._verdicts: OrderedDict[bytes, GrammarVerdict] = OrderedDict()
         self._checks: dict[bytes, asyncio.Task[GrammarVerdict]] = {}
 
     async def start(self) -> None:
         """Start a worker. Raises InternalError where that fails."""
-        await self._pool.start()
+        if self._pool is not None:
+            await self._pool.start()
 
     async def aclose(self) -> None:
         """Kill the workers; a second call does nothing."""
         for task in list(self._checks.values()):
             task.cancel()
         await asyncio.gather(*self._checks.values(), return_exceptions=True)
-        await self._pool.aclose()
+        if self._pool is not None:
+            await self._pool.aclose()
 
     async def check(self, owner: str, sampling: Mapping[str, Any], request: Any) -> None:
         """Raise BadRequest, naming the parameter, unless the grammar in `sampling` passes.
 
         `sampling` are SGLang's sampling parameters, made of the chat request; a grammar made from tools is
-        blamed on them. Raises Overloaded where the owner, or all together, have too many new grammars.
+        blamed on them. Raises Overloaded where the owner, or all together, have too many new grammars, and
+        UnsupportedParameter where the model is served without grammars.
         """
+        if self._pool is None:
+            self._check_served(sampling, request)
+            return
         grammar = _grammar(sampling, grammar_param(request))
         if grammar is None:
             return
@@ -78,9 +88,19 @@ class GrammarCheck:
         if len(grammar.source) > limit:
             raise BadRequest(f"{grammar.param}: the grammar is over {limit} characters.", param=grammar.param)
         tokens = _walk_tokens(sampling.get("max_new_tokens"))
-        _raise(await self._verdict(owner, grammar, tokens), grammar.param)
+        _raise(await self._verdict(self._pool, owner, grammar, tokens), grammar.param)
 
-    async def _verdict(self, owner: str, grammar: _Grammar, tokens: int) -> GrammarVerdict:
+    def _check_served(self, sampling: Mapping[str, Any], request: Any) -> None:
+        kind = next((kind for kind in KINDS if sampling.get(kind) is not None), None)
+        if kind is not None and self._served:
+            param = grammar_param(request) or kind
+            raise UnsupportedParameter(
+                f"{param}: this model is served {self._served}, so an answer cannot be held to a form."
+                " Leave it out; tools can be sent with `tool_choice` auto and without `strict`.",
+                param=param,
+            )
+
+    async def _verdict(self, pool: WorkerPool, owner: str, grammar: _Grammar, tokens: int) -> GrammarVerdict:
         key = _key(grammar, tokens)
         verdict = self._verdicts.get(key)
         if verdict is not None:
@@ -89,7 +109,7 @@ class GrammarCheck:
         check = self._checks.get(key)
         if check is None:
             # A task of its own: a client that leaves does not cost the worker, nor others the verdict.
-            check = asyncio.create_task(self._pool.check(owner, grammar.kind, grammar.source, tokens))
+            check = asyncio.create_task(pool.check(owner, grammar.kind, grammar.source, tokens))
             self._checks[key] = check
             check.add_done_callback(lambda task: self._keep(key, task))
         return await asyncio.shield(check)
@@ -102,65 +122,34 @@ class GrammarCheck:
                 self._verdicts.popitem(last=False)
 
 
-class NoGrammars:
-    """Refuses every grammar, before the status line; `served` says how the model is served."""
-
-    def __init__(self, served: str) -> None:
-        self._served = served
-
-    async def start(self) -> None:
-        """See GrammarCheck; does nothing."""
-
-    async def aclose(self) -> None:
-        """See GrammarCheck; does nothing."""
-
-    async def check(self, owner: str, sampling: Mapping[str, Any], request: Any) -> None:
-        """See GrammarCheck. Raises UnsupportedParameter for any grammar."""
-        del owner
-        kind = next((kind for kind in KINDS if sampling.get(kind) is not None), None)
-        if kind is not None:
-            param = grammar_param(request) or kind
-            raise UnsupportedParameter(
-                f"{param}: this model is served {self._served}, so an answer cannot be held to a form."
-                " Leave it out; tools can be sent with `tool_choice` auto and without `strict`.",
-                param=param,
-            )
-
-
 def grammar_check(
-    setup: WorkerSetup | None, backend: str, *, speculative: bool
-) -> GrammarCheck | NoGrammars | None:
-    """The check for a model with this backend of grammars; None for one whose cost is not known here."""
-    if setup is not None:
-        return GrammarCheck(setup)
-    if backend not in ("xgrammar", "none"):
-        return None
-    return NoGrammars("with speculative decoding" if speculative else "without grammars")
+    manager: Any, backend: str, *, any_whitespace: bool, speculative: bool, budget: GrammarBudget
+) -> GrammarCheck:
+    """The check for a model with this backend of grammars; it passes all where their cost is not known here.
 
-
-def worker_setup(
-    tokenizer: Any,
-    vocab_size: int,
-    eos_token_ids: set[int] | None,
-    *,
-    any_whitespace: bool,
-    budget: GrammarBudget,
-) -> WorkerSetup | None:
-    """The vocabulary as SGLang's XGrammarGrammarBackend makes it; None where SGLang has no grammars.
-
-    Takes a third of a second for 128,000 tokens.
+    `manager` is SGLang's tokenizer manager. Blocks for 0.3 s with a vocabulary of 128,000 tokens.
     """
+    if backend not in ("xgrammar", "none"):
+        return GrammarCheck(None)
+    setup = worker_setup(manager, any_whitespace=any_whitespace, budget=budget) if backend != "none" else None
+    return GrammarCheck(setup, "with speculative decoding" if speculative else "without grammars")
+
+
+def worker_setup(manager: Any, *, any_whitespace: bool, budget: GrammarBudget) -> WorkerSetup | None:
+    """The vocabulary as SGLang's XGrammarGrammarBackend makes it; None where SGLang has no grammars."""
     import xgrammar
 
+    tokenizer, config = manager.tokenizer, manager.model_config
     stop_token_ids: tuple[int, ...] | None = None
     if hasattr(tokenizer, "init_xgrammar"):
         info, override = tokenizer.init_xgrammar()
         if override is not None:
             stop_token_ids = (override,) if isinstance(override, int) else tuple(override)
     else:
+        ends = list(config.hf_eos_token_id or ()) or None
         try:
             info = xgrammar.TokenizerInfo.from_huggingface(
-                tokenizer, vocab_size=vocab_size, stop_token_ids=list(eos_token_ids or ()) or None
+                tokenizer, vocab_size=config.vocab_size, stop_token_ids=ends
             )
         except Exception:  # noqa: BLE001  # what SGLang catches; it then does without grammars
             return None

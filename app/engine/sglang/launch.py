@@ -12,43 +12,38 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import zmq
 from sglang.srt.entrypoints import engine as sglang_engine
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.managers.io_struct import ShutdownReq
 from sglang.srt.managers.load_snapshot import shm_path_for
-from sglang.srt.plugins import load_plugins
 from sglang.srt.runtime_context import get_schedule
 from sglang.srt.server_args import ServerArgs
 
-from app.engine.grammar.cost import GrammarBudget
-from app.engine.grammar.pool import WorkerSetup
 from app.engine.sglang.allowed_args import refused
 from app.engine.sglang.args import SGLangOptions, cpu_threads, server_arguments
-from app.engine.sglang.grammar import worker_setup
-from app.engine.sglang.handover import HandoverTokenizerManager
-from app.engine.sglang.platform import needs_cpu_platform
-from app.engine.sglang.process import (
+from app.engine.sglang.patches.builtin_tools import load_sglang
+from app.engine.sglang.patches.cpu_platform import keep_images_on_the_cpu
+from app.engine.sglang.patches.handover import HandoverTokenizerManager
+from app.engine.sglang.platform import (
+    ChildEntry,
     child_environ,
     controller_entry,
-    guarded_scheduler_entry,
-    lean_detokenizer_entry,
+    needs_cpu_platform,
+    scheduler_entry,
 )
-from app.engine.sglang.tools import register
 
 STOP_TIMEOUT_S = 10.0
 KEEPALIVE_S = 10
 """Seconds between the kernel's questions whether the first node is there; after nine unanswered it is not."""
 RELEASE_TIMEOUT_S = 15.0
 """Seconds in which schedulers release pinned host memory, which a kill would leave taken; as SGLang's own."""
-
-Capability = Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,36 +64,15 @@ class Launched:
     deterministic: bool
     load_file: Path
 
-    def capabilities(self) -> frozenset[Capability]:
-        """The capabilities that requests may ask of this model."""
-        able: set[Capability] = {"logprobs"}
-        if self.manager.mm_processor is not None and self.manager.image_token_id is not None:
-            able.add("vision")
-        if self.chat.tool_call_parser:
-            able.add("tools")
-        if self.chat.reasoning_parser:
-            able.add("reasoning")
-        if self.grammar_backend != "none":
-            able.add("json_schema")
-        return frozenset(able)
-
-    def grammar_setup(self, options: SGLangOptions) -> WorkerSetup | None:
-        """The setup of a process that checks grammars as this engine's backend reads them."""
-        if self.grammar_backend != "xgrammar":
-            return None
-        config = self.manager.model_config
-        return worker_setup(
-            self.manager.tokenizer,
-            config.vocab_size,
-            config.hf_eos_token_id,
-            any_whitespace=not self.manager.server_args.constrained_json_disable_any_whitespace,
-            budget=GrammarBudget(options.grammar_check_s, options.grammar_mask_ms),
-        )
+    @property
+    def vision(self) -> bool:
+        """True if the model sees images."""
+        return self.manager.mm_processor is not None and self.manager.image_token_id is not None
 
     def ask_to_end(self) -> bool:
         """Ask the schedulers to end by themselves, so that they release the GPU; whether they were asked.
 
-        To be called in the loop: SGLang's socket sends in no other thread. Pipeline stages do not hear it:
+        To be called in the loop: SGLang's socket sends in no other thread. Pipeline stages do not obey it:
         their loops in SGLang 0.5.20 have no end.
         """
         if needs_cpu_platform() or self.pp > 1:  # on a CPU they hold nothing
@@ -130,15 +104,15 @@ def launch(options: SGLangOptions) -> Launched:
     """
     server_args, environ = _prepared(options)
     if needs_cpu_platform():
-        _keep_images_on_the_cpu()
+        keep_images_on_the_cpu()
     older = set(multiprocessing.active_children())
     try:
         with _our_logging():
             manager, templates, ports, init, watchdog, _ = sglang_engine.Engine._launch_subprocesses(  # noqa: SLF001
                 server_args,
                 _tokenizer_manager,
-                guarded_scheduler_entry(environ, options.grammar_mask_ms),
-                lean_detokenizer_entry(environ),
+                scheduler_entry(environ, options.grammar_mask_ms),
+                _detokenizer_entry(environ),
             )
     except BaseException:
         _kill(list(set(multiprocessing.active_children()) - older))
@@ -166,26 +140,23 @@ def launch(options: SGLangOptions) -> Launched:
     )
 
 
-def run_ranks(options: SGLangOptions, node_rank: int, on_joined: Callable[[], object]) -> None:
+def run_ranks(options: SGLangOptions, node_rank: int) -> None:
     """Start the ranks of another node than the server's; returns when one ends, or the first node's rank 0.
 
-    `on_joined` is called once all of them have loaded their weights and have met the first node's.
-    A rank whose GPU waits for one that is gone may not notice, so that a connection to rank 0 tells of its
-    end. Raises what `launch` does. For a process of its own, which SGLang ends when a rank fails.
+    A rank whose GPU waits for one that is gone may not notice; a connection to rank 0 shows its end. Raises
+    what `launch` does. For a process of its own, which SGLang ends when a rank fails.
     """
     server_args, environ = _prepared(options, node_rank)
     os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"  # else SGLang opens a port for health checks
     sglang_engine.Engine._launch_subprocesses(  # noqa: SLF001
         server_args,
         _tokenizer_manager,
-        guarded_scheduler_entry(environ, options.grammar_mask_ms),
-        lean_detokenizer_entry(environ),
+        scheduler_entry(environ, options.grammar_mask_ms),
+        _detokenizer_entry(environ),
     )
     host, _, port = str(server_args.dist_init_addr).rpartition(":")
-    with socket.create_connection(
-        (host.strip("[]"), int(port))
-    ) as rank_0:  # to PyTorch's store, which it holds
-        on_joined()
+    # To PyTorch's store, which rank 0 holds.
+    with socket.create_connection((host.strip("[]"), int(port))) as rank_0:
         rank_0.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         rank_0.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
         rank_0.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
@@ -194,13 +165,22 @@ def run_ranks(options: SGLangOptions, node_rank: int, on_joined: Callable[[], ob
 
 def _prepared(options: SGLangOptions, node_rank: int = 0) -> tuple[ServerArgs, dict[str, str]]:
     """SGLang's arguments, and the environment of its processes. Raises SettingsError."""
-    load_plugins()
-    register()
+    load_sglang()
     server_args = resolved_args(options, node_rank=node_rank)
+    return server_args, prepared_environ(options, server_args)
+
+
+def prepared_environ(options: SGLangOptions, server_args: ServerArgs) -> dict[str, str]:
+    """The environment of SGLang's processes, with the entry of its controller of replicas in place."""
     threads = cpu_threads(options, len(os.sched_getaffinity(0)))
     environ = child_environ(threads, server_args.tp_size * server_args.pp_size * server_args.dp_size)
     sglang_engine.run_data_parallel_controller_process = controller_entry(environ)
-    return server_args, environ
+    return environ
+
+
+def _detokenizer_entry(environ: dict[str, str]) -> ChildEntry:
+    """The target of detokenizer processes that feed our hand-over."""
+    return ChildEntry("app.engine.sglang.patches.detokenizer:run", environ)
 
 
 def resolved_args(options: SGLangOptions, **own: Any) -> ServerArgs:
@@ -218,13 +198,6 @@ def resolved_args(options: SGLangOptions, **own: Any) -> ServerArgs:
 
 def _tokenizer_manager(server_args: Any, port_args: Any) -> Any:
     return sglang_engine.init_tokenizer_manager(server_args, port_args, HandoverTokenizerManager)
-
-
-def _keep_images_on_the_cpu() -> None:
-    """SGLang sends the fast image processor's work to `cuda:0` unless its AMX mode is on."""
-    from sglang.srt.multimodal.processors import base_processor
-
-    base_processor._is_cpu = True  # noqa: SLF001
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
-"""The choices that the engine has not ended: what was sent for each, and what came back.
+"""The choices that the engine has not ended: the request that was sent for each, and its output so far.
 
 A choice outlives the engine that generates it. It keeps the token ids that its sink has taken, so that
-another engine can go on behind them (app.engine.sglang.continuation). That engine hands over all of the
-answer again; a `Replay` drops what the sink has already, or, where the sink is new, hands it over in the
-pieces that it was generated in.
+another engine can continue behind them (app.engine.sglang.patches.continued_requests). That engine hands over
+all of the answer again; a `Replay` drops what the sink has already, or, where the sink is new, hands it over
+in the pieces that it was generated in.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from app.core import Counts
@@ -35,50 +36,32 @@ Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 _numbers = itertools.count()
 
 
+@dataclass(slots=True, eq=False)
 class LiveChoice:
     """One choice on its way. `prior` are the ids that its answer began with, in another process.
 
     `replica` is the one that generates it, also after a restart; with None the engine chooses.
     """
 
-    __slots__ = (
-        "_lost_at_ids",
-        "_num_losses",
-        "aborted",
-        "ids",
-        "num_chars",
-        "number",
-        "prior",
-        "replica",
-        "request",
-        "rid",
-        "sink",
-    )
+    rid: str
+    request: Any
+    sink: ChoiceSink
+    tally: InitVar[TokenTally]
+    prior: Sequence[int] = ()
+    replica: int | None = None
+    number: int = field(init=False, default_factory=_numbers.__next__)
+    """Choices are in the order of these."""
+    ids: array[int] = field(init=False, default_factory=lambda: array("I"))
+    """Token ids that the sink has taken; `tally` counts them."""
+    num_chars: int = field(init=False, default=0)
+    """Characters that the sink has taken."""
+    aborted: bool = field(init=False, default=False)
+    _num_losses: int = field(init=False, default=0)
+    _lost_at_ids: int = field(init=False, default=0)
+    _shortfall: Callable[[], ServingError] | None = field(init=False, default=None)
 
-    def __init__(
-        self,
-        rid: str,
-        request: Any,
-        sink: ChoiceSink,
-        tally: TokenTally,
-        prior: Sequence[int] = (),
-        replica: int | None = None,
-    ) -> None:
-        self.rid = rid
-        self.number = next(_numbers)
-        """Choices are in the order of these."""
-        self.request = request
-        self.sink = sink
-        self.prior = prior
-        self.replica = replica
-        self.ids = array("I")
-        """Token ids that the sink has taken; `tally` counts them."""
+    def __post_init__(self, tally: TokenTally) -> None:
         tally.count(self.ids)
-        self.num_chars = 0
-        """Characters that the sink has taken."""
-        self.aborted = False
-        self._num_losses = 0
-        self._lost_at_ids = 0
 
     @property
     def request_id(self) -> str:
@@ -87,81 +70,55 @@ class LiveChoice:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that an engine has to read before it goes on."""
+        """Tokens that an engine has to read before it generates the next."""
         return len(self.request.input_ids) + len(self.known_ids)
 
     @property
     def made_progress(self) -> bool:
-        """Whether it has `PROGRESS_TOKENS` more than when its last engine was lost."""
+        """True if it has `PROGRESS_TOKENS` more than when its last engine was lost."""
         return len(self.ids) >= self._lost_at_ids + PROGRESS_TOKENS
 
     @property
     def is_suspect(self) -> bool:
-        """Whether engines were lost with it in a row, without progress in between."""
+        """True if engines were lost with it in a row, without progress in between."""
         return self._num_losses > 1
-
-    def lose_engine(self) -> None:
-        """Note that the engine that had it was lost."""
-        self._num_losses = 1 if self.made_progress else self._num_losses + 1
-        self._lost_at_ids = len(self.known_ids)
 
     @property
     def known_ids(self) -> Sequence[int]:
-        """The ids that an engine goes on behind."""
+        """The ids that an engine continues behind."""
         return self.ids or self.prior
-
-    def take(self, text: str, token_ids: Sequence[int], finish: Finish, counts: Counts, step: Step) -> None:
-        """Hand a step over; the hand-over does the same in place for most."""
-        self.ids.extend(token_ids)
-        self.num_chars += len(text)
-        self.sink.take(text, token_ids, finish, counts, *step)
 
     @property
     def max_tokens(self) -> int:
         """The longest answer that was granted, in tokens."""
         return int(self.request.sampling_params.max_new_tokens)
 
+    def lose_engine(self) -> None:
+        """Note that the engine that had it was lost."""
+        self._num_losses = 1 if self.made_progress else self._num_losses + 1
+        self._lost_at_ids = len(self.known_ids)
+
     def expect_cut(self, error: Callable[[], ServingError]) -> None:
         """Have it end with an error where an engine stops it short of `max_tokens`, for lack of KV memory."""
-        if not isinstance(self.sink, ShortfallSink):
-            self.sink = ShortfallSink(self.sink, self.max_tokens, error)
+        self._shortfall = error
+
+    def take(self, text: str, token_ids: Sequence[int], finish: Finish, counts: Counts, step: Step) -> None:
+        """Hand a step over; the hand-over does the same in place for all but the last."""
+        self.ids.extend(token_ids)
+        self.num_chars += len(text)
+        is_cut = finish is not None and self._shortfall is not None and finish["type"] == "length"
+        is_cut = is_cut and counts.completion_tokens < self.max_tokens
+        self.sink.take(text, token_ids, None if is_cut else finish, counts, *step)
+        if is_cut and self._shortfall is not None:
+            self.sink.fail(self._shortfall())
 
     def abort(self) -> None:
         """Note that nobody wants it any more; its engine still has to end it."""
         self.aborted = True
 
-    def end_aborted(self) -> None:
-        """Give the sink its last step, with the counts that it has."""
-        self.sink.take("", (), ABORTED, self.sink.counts, *NO_STEP)
-
-
-class ShortfallSink:
-    """A choice's sink to which an answer that falls short of `max_tokens` for lack of room is an error."""
-
-    def __init__(self, sink: ChoiceSink, max_tokens: int, error: Callable[[], ServingError]) -> None:
-        self._sink, self._max_tokens, self._error = sink, max_tokens, error
-        self.counts = sink.counts
-
-    def take(
-        self,
-        text: str,
-        token_ids: Any,
-        finish: Finish,
-        counts: Counts,
-        batch: Any,
-        row: int,
-    ) -> None:
-        """See ChoiceSink."""
-        self.counts = counts
-        is_cut = finish is not None and finish["type"] == "length"
-        is_cut = is_cut and counts.completion_tokens < self._max_tokens
-        self._sink.take(text, token_ids, None if is_cut else finish, counts, batch, row)
-        if is_cut:
-            self._sink.fail(self._error())
-
-    def fail(self, error: ServingError) -> None:
-        """See ChoiceSink."""
-        self._sink.fail(error)
+    def end_refused(self, finish: dict[str, Any]) -> None:
+        """End it without a step; SGLang also refuses a choice that is aborted while its grammar compiles."""
+        self.sink.take("", (), ABORTED if self.aborted else finish, self.sink.counts, *NO_STEP)
 
 
 class LiveChoices:
@@ -171,7 +128,7 @@ class LiveChoices:
         self.running: dict[str, LiveChoice] = {}
         """Sent, and handed over as the engine generates them."""
         self.replaying: dict[str, Replay] = {}
-        """Sent to go on, and not yet handed over again as far as their sinks are."""
+        """Sent to continue, and not yet handed over again as far as their sinks are."""
         self.waiting: dict[str, LiveChoice] = {}
         """Not sent to the engine that is there now, or to be there."""
 
@@ -179,11 +136,11 @@ class LiveChoices:
         return len(self.running) + len(self.replaying) + len(self.waiting)
 
     def wait(self, choice: LiveChoice) -> None:
-        """Take a choice in that cannot be sent yet."""
+        """Admit a choice that cannot be sent yet."""
         self.waiting[choice.rid] = choice
 
     def has(self, rid: str) -> bool:
-        """Whether a choice has not ended."""
+        """True if a choice has not ended."""
         return rid in self.running or rid in self.replaying or rid in self.waiting
 
     def pop(self, rid: str) -> LiveChoice | None:
@@ -193,29 +150,28 @@ class LiveChoices:
 
     def pop_all(self) -> list[LiveChoice]:
         """Take all choices out, in their order."""
-        replayed = [replay.choice for replay in self.replaying.values()]
-        choices = [*self.running.values(), *replayed, *self.waiting.values()]
+        choices = [*self._sent(), *self.waiting.values()]
         for table in (self.running, self.replaying, self.waiting):
             table.clear()
         return sorted(choices, key=lambda choice: choice.number)
 
+    def _sent(self) -> list[LiveChoice]:
+        return [*self.running.values(), *(replay.choice for replay in self.replaying.values())]
+
     def abort(self, prefix: str) -> None:
         """Note that the choices of a request are aborted; those without an engine end now."""
         for rid in [rid for rid in self.waiting if rid.startswith(prefix)]:
-            self.waiting.pop(rid).end_aborted()
-        for rid, choice in self.running.items():
-            if rid.startswith(prefix):
+            self.waiting.pop(rid).end_refused(ABORTED)
+        for choice in self._sent():
+            if choice.rid.startswith(prefix):
                 choice.abort()
-        for rid, replay in self.replaying.items():
-            if rid.startswith(prefix):
-                replay.choice.abort()
 
     def lose_engine(self) -> list[LiveChoice]:
         """Have all choices wait, in their order, as their engine has gone; returns them. Aborted ones end."""
         unsent = set(self.waiting)
         for choice in self.pop_all():
             if choice.aborted:
-                choice.end_aborted()
+                choice.end_refused(ABORTED)
                 continue
             if choice.rid not in unsent:
                 choice.lose_engine()
@@ -228,12 +184,12 @@ class LiveChoices:
             choice.sink.fail(error())
 
 
-class Contradiction(Exception):  # what the engine says, not what went wrong here
-    """The engine's output for a choice does not agree with what it said before."""
+class OutputMismatch(Exception):  # an event of the engine, no error of this program
+    """The engine's output for a choice does not agree with its output before."""
 
 
 class Replay:
-    """The beginning of a choice whose engine has been asked to go on; for the first step, mostly."""
+    """The beginning of a choice whose engine was asked to continue it; for the first step, mostly."""
 
     def __init__(self, choice: LiveChoice, decode: Decode) -> None:
         self.choice = choice
@@ -244,21 +200,21 @@ class Replay:
 
     @property
     def done(self) -> bool:
-        """Whether all that the sink has was handed over again."""
+        """True if all that the sink has was handed over again."""
         return not self._awaited and not self._drop_chars
 
     def take(self, text: str, token_ids: Sequence[int], finish: Finish, counts: Counts, step: Step) -> None:
-        """Take a step's output. Raises Contradiction."""
+        """Take a step's output. Raises OutputMismatch."""
         choice, awaited = self.choice, self._awaited
         if awaited:
             if list(token_ids[: len(awaited)]) != list(awaited):
-                raise Contradiction("other token ids than before")
+                raise OutputMismatch("other token ids than before")
             token_ids, self._awaited = token_ids[len(awaited) :], ()
             if not choice.ids:
                 text = self._hand_over(awaited, text, counts)
         num_ids = len(choice.ids) + len(token_ids)
         if num_ids != counts.completion_tokens:
-            raise Contradiction(f"{num_ids} token ids, and a count of {counts.completion_tokens}")
+            raise OutputMismatch(f"{num_ids} token ids, and a count of {counts.completion_tokens}")
         dropped = min(self._drop_chars, len(text))
         self._drop_chars -= dropped
         if self._first is not None:
@@ -282,7 +238,7 @@ def pieces(token_ids: Sequence[int], text: str, decode: Decode) -> Iterator[tupl
     """All ids with the text that each adds, as far as that is the beginning of `text`.
 
     A character's tokens stay together. Ids whose text is not the next of `text`, as those of a stop
-    string that is cut away, come last, in one piece without any.
+    string that is cut away, are the last piece, without text.
     """
     chars, first, singles = 0, 0, decode([[token_id] for token_id in token_ids])
     for end in range(1, len(token_ids) + 1):

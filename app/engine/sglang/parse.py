@@ -7,18 +7,19 @@ the steps is that of SGLang's `OpenAIServingChat._generate_stream_content`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from http import HTTPStatus
+from typing import Any, NamedTuple
 
 import orjson
-from sglang.srt.entrypoints.openai.protocol import ToolChoice
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.json_array_parser import JsonArrayParser
 
 from app.core import Channel, Counts, Delta, FinishReason, ToolCall
+from app.engine.grammar.cost import GRAMMAR_ENDED
 from app.engine.sglang.grammar import grammar_param
-from app.engine.sglang.handover import refusal
+from app.engine.sglang.patches.continued_requests import NOT_CONTINUED
 from app.engine.sink import GenerationStream
-from app.errors import EngineFailed, ServingError
+from app.errors import BadRequest, EngineFailed, EngineOverloaded, GrammarTooSlow, ServingError
 
 _new_tuple = tuple.__new__
 PARSED_AGAIN = 32
@@ -28,7 +29,31 @@ SGLang's parsers read all of a call again with each token: 12 ms a token after 8
 """
 LEAST_LOGPROB = -9999.0
 """OpenAI's for a token that is out of the question; JSON has no -inf, which a grammar's mask gives."""
+RETRY_AFTER_FULL_S = 1
 FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+def refusal(finish: dict[str, Any], grammar_param: str | None = None) -> ServingError | None:
+    """The error in an abort that SGLang itself decided; None for one that we asked for.
+
+    `grammar_param` is the request's parameter that has its grammar.
+    """
+    status = finish.get("status_code")
+    if status is None:
+        return None
+    message = str(finish.get("message") or "the engine refused the request")
+    if message.startswith(GRAMMAR_ENDED):
+        words = message.removeprefix(GRAMMAR_ENDED)
+        return GrammarTooSlow(
+            f"The request was ended, for its grammar is too slow: {words}.", param=grammar_param
+        )
+    if message.startswith(NOT_CONTINUED):
+        return EngineFailed(f"The engine was started again. {message}.", code="engine_restarted")
+    if status == HTTPStatus.BAD_REQUEST:
+        return BadRequest(message)
+    if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
+        return EngineOverloaded(message, retry_after_s=RETRY_AFTER_FULL_S)
+    return EngineFailed(message)
 
 
 class PlainChoice:
@@ -72,15 +97,12 @@ class PlainChoice:
         self._out.fail(error)
 
 
-class _Piece:
+class _Piece(NamedTuple):
     """A parsed piece of text on its way to becoming a delta."""
 
-    __slots__ = ("channel", "text", "tool")
-
-    def __init__(self, channel: Channel, text: str, tool: ToolCall | None = None) -> None:
-        self.channel = channel
-        self.text = text
-        self.tool = tool
+    channel: Channel
+    text: str
+    tool: ToolCall | None = None
 
 
 class ParsedChoice:
@@ -232,19 +254,15 @@ class ParsedChoice:
 
     def _tool_parser(self) -> Any:
         """The tool parser as SGLang chooses it: JSON where the grammar forces it, or the model's."""
-        required = self._request.tool_choice == "required" or isinstance(
-            self._request.tool_choice, ToolChoice
-        )
-        if not self._chat.tool_call_parser:
-            return JsonArrayParser()
         parser = FunctionCallParser(
             tools=self._chat._effective_tools(self._request),  # noqa: SLF001
             tool_call_parser=self._chat.tool_call_parser,
             tokenizer=self._chat.tokenizer_manager.tokenizer,
         )
         detector = parser.detector
-        native = detector.supports_structural_tag() or detector.parses_required_natively()
-        return parser if native or not required else JsonArrayParser()
+        is_native = detector.supports_structural_tag() or detector.parses_required_natively()
+        # A named tool is a required one here (`prepare_tools`).
+        return parser if is_native or self._request.tool_choice != "required" else JsonArrayParser()
 
     def _unstreamed_arguments(self) -> Iterator[_Piece]:
         """The arguments of the last call that the parser has but did not give out."""

@@ -1,8 +1,8 @@
-"""SGLang on a machine without an accelerator: the platform plug-in and what a process needs before SGLang.
+"""The needs of a process before it imports SGLang: compilers on PATH, the CPU platform, an entry.
 
 SGLang's own CPU path needs Intel AMX and a kernel wheel no registry has; its plug-in path runs each
-layer's plain torch forward instead. Nothing here imports SGLang: it must run before SGLang does, in
-the server and in each process that SGLang spawns. Where there is an accelerator everything is a no-op.
+layer's plain torch forward instead. Nothing here imports SGLang or torch at the top: it runs before they do,
+in the server and in each process that SGLang spawns. Where there is an accelerator the platform is a no-op.
 """
 
 from __future__ import annotations
@@ -11,12 +11,17 @@ import importlib
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import threading
+import warnings
 from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
-CPU_PLATFORM = "app.engine.sglang.cpu:CpuPlatform"
+from app.engine.parent_death import die_with_parent
+
+CPU_PLATFORM = "app.engine.sglang.patches.cpu_platform:CpuPlatform"
 USUAL_NVCC = Path("/usr/local/cuda/bin/nvcc")
 
 
@@ -26,7 +31,7 @@ def activate() -> str | None:
 
 
 def needs_cpu_platform() -> bool:
-    """Whether SGLang would find no device of its own on this machine."""
+    """True if SGLang would find no device of its own on this machine."""
     if os.environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1":  # the operator has SGLang's AMX kernels
         return False
     torch = importlib.import_module("torch")
@@ -81,7 +86,7 @@ def find_compilers(own: Path, environ: MutableMapping[str, str]) -> None:
 
 
 def _torchvision_loads() -> bool:
-    """Whether torchvision is absent, imports as it is, or was prepared already."""
+    """True if torchvision is absent, imports as it is, or was prepared already."""
     if importlib.util.find_spec("torchvision") is None:
         return True
     try:
@@ -89,3 +94,67 @@ def _torchvision_loads() -> bool:
     except RuntimeError:  # "operator torchvision::nms does not exist"
         return False
     return True
+
+
+class ChildEntry:
+    """A picklable process target: names an entry function, and prepares the process for it.
+
+    multiprocessing pickles a process's target before its arguments, and a target is unpickled before
+    the arguments import SGLang: restoring this is the first thing that happens in a child.
+    """
+
+    def __init__(self, function: str, environ: dict[str, str], **options: Any) -> None:
+        self._function = function
+        self._environ = environ
+        self._options = options
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_parent": os.getpid()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        parent = state.pop("_parent")
+        if parent != os.getpid():
+            # Here, as SGLang asks for it after seconds of imports: a server that is killed meanwhile would
+            # leave a detokenizer of 700 MB behind, which waits for ever.
+            die_with_parent(parent)
+        self.__dict__.update(state)
+        for name, value in self._environ.items():
+            os.environ.setdefault(name, value)
+        # Ctrl-C and service managers signal the whole process group: when to stop is for the
+        # server to say, which has streams to finish. If it dies, the kernel ends its children.
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_IGN)
+        # Imports of parts that this machine cannot use; what fails is logged as an error.
+        warnings.simplefilter("ignore")
+        prepare_process()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module, _, function = self._function.partition(":")
+        return getattr(importlib.import_module(module), function)(*args, **kwargs, **self._options)
+
+
+def child_environ(threads: int, ranks: int) -> dict[str, str]:
+    """Environment of the children on a CPU; empty beside an accelerator. The operator's own values win.
+
+    OpenMP threads that spin while they wait make a small model 10 to 50 times slower once
+    anything else runs on the machine.
+    """
+    if not needs_cpu_platform():
+        return {}
+    environ = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+    if ranks > 1:  # by default SGLang wants one NUMA node per rank
+        cores = sorted(os.sched_getaffinity(0))
+        share = [cores[rank % len(cores) :: ranks] or cores for rank in range(ranks)]
+        environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, ids)) for ids in share)
+    return environ
+
+
+def scheduler_entry(environ: dict[str, str], grammar_mask_ms: float) -> ChildEntry:
+    """The target of scheduler processes that no grammar can end or hold up."""
+    return ChildEntry("app.engine.sglang.scheduler:run", environ, grammar_mask_ms=grammar_mask_ms)
+
+
+def controller_entry(environ: dict[str, str]) -> ChildEntry:
+    """The target of the process that shares requests out among data-parallel replicas."""
+    module = "sglang.srt.managers.data_parallel_controller"
+    return ChildEntry(f"{module}:run_data_parallel_controller_process", environ)

@@ -131,7 +131,7 @@ def kv_heads_of(text: Any) -> int | None:
 
 
 def _shares(kv_heads: int, ranks: int) -> bool:
-    """Whether each rank has some of the heads, or several ranks the same one."""
+    """True if each rank has some of the heads, or several ranks the same one."""
     return kv_heads % ranks == 0 if kv_heads >= ranks else ranks % kv_heads == 0
 
 

@@ -1,17 +1,20 @@
-"""What follows the loss of an engine: it is started again, and its choices go on, in their old order.
+"""The recovery from the loss of an engine: it is started again, and its choices continue, in their old order.
 
     lost ──▶ pause ──▶ restart ──▶ suspects, one by one ──▶ the others, a few at a time ──▶ recovered
                ▲          │ fails       │ lost again             │ lost again
                └──────────┴─────────────┴────────────────────────┘     too often ──▶ given up
 
 A request is a suspect when two engines in a row were lost with it, with hardly any progress in between.
-An engine that is lost while a single suspect is tried was lost to that: the request ends, the others go on.
+An engine that is lost while a suspect is tried alone was killed by it: the request ends, the others continue.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import secrets
 import time
+from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -25,7 +28,7 @@ POLL_S = 0.02
 OPENING_TOKENS = 16_384
 """Tokens of prompts and answers that may be on their way into the engine at once."""
 OPENING_S = 5.0
-"""Seconds after which choices are sent in, although those before them have not begun."""
+"""Seconds after which choices are sent, although those before them have not begun."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 ENDED = "The engine ended each time that this request was generated, so it was not sent again."
 
@@ -35,27 +38,15 @@ class EngineLost(Exception):
 
 
 class Restartable(Protocol):
-    """What recovery does with an engine."""
+    """An engine as its recovery uses it."""
 
-    async def restart(self) -> None:
-        """Stop what is left of the engine, and start it anew. Raises anything."""
-        ...
+    async def restart(self) -> None: ...
 
-    async def submit(self, choice: LiveChoice) -> None:
-        """Send a choice to it."""
-        ...
+    async def submit(self, choice: LiveChoice) -> None: ...
 
-    def recovered(self) -> None:
-        """Requests may be served again."""
-        ...
+    def recovered(self) -> None: ...
 
-    def given_up(self, reason: str) -> None:
-        """It will not come back."""
-        ...
-
-    def fingerprint(self, choice: LiveChoice) -> str:
-        """A keyed hash of a choice's prompt, for the log."""
-        ...
+    def given_up(self, reason: str) -> None: ...
 
 
 class Recovery:
@@ -79,12 +70,13 @@ class Recovery:
         self._sleep = sleep
         self._reason = ""
         self._is_lost = False
+        self._secret = secrets.token_bytes(16)
         self._tried: list[LiveChoice] = []
         """The choices of the suspect that is being tried."""
         self._task: asyncio.Task[None] | None = None
 
     def lose(self, cause: LossCause, reason: str) -> None:
-        """Take note that the engine is lost: its choices wait, and it is brought back."""
+        """Have the choices wait, and bring the lost engine back."""
         tried, self._tried = self._tried, []
         waiting = self._live.lose_engine()
         self._history.lost(cause, reason, len(waiting))
@@ -98,7 +90,7 @@ class Recovery:
             self._task = asyncio.create_task(self._recover(), name="engine recovery")
 
     async def aclose(self) -> None:
-        """Bring nothing back any more."""
+        """Stop; a second call does nothing."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -140,7 +132,7 @@ class Recovery:
         since_s = self._clock_s()
         while self._live.waiting:
             choice = next(iter(self._live.waiting.values()))
-            while opening and self._tokens([*opening, choice]) > OPENING_TOKENS:
+            while opening and sum(each.num_tokens for each in [*opening, choice]) > OPENING_TOKENS:
                 if self._begun(opening[0]):
                     opening.popleft()
                     since_s = self._clock_s()
@@ -185,18 +177,19 @@ class Recovery:
             raise EngineLost
 
     def _begun(self, choice: LiveChoice) -> bool:
-        """Whether the engine has read a choice's prompt."""
+        """True if the engine has read a choice's prompt."""
         rid = choice.rid
         return rid not in self._live.replaying and (rid not in self._live.running or bool(choice.ids))
 
-    @staticmethod
-    def _tokens(choices: list[LiveChoice]) -> int:
-        return sum(choice.num_tokens for choice in choices)
+    def _fingerprint(self, choice: LiveChoice) -> str:
+        """A hash of a choice's prompt under this process's own key, for the log."""
+        token_ids = array("I", choice.request.input_ids).tobytes()
+        return hmac.digest(self._secret, token_ids, "sha256").hex()[:32]
 
     def _end(self, choices: list[LiveChoice]) -> None:
         """End a request that the engine died under, again and again."""
         ended = [choice for choice in choices if self._live.waiting.pop(choice.rid, None) is not None]
         if ended:
-            self._history.ended(len(ended), ended[0].request_id, self._engine.fingerprint(ended[0]))
+            self._history.ended(len(ended), ended[0].request_id, self._fingerprint(ended[0]))
         for choice in ended:
             choice.sink.fail(EngineFailed(ENDED, code="engine_restarted"))

@@ -10,26 +10,19 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from app.core import ChatRequest, ModelCard, Prompt
+from app.core import ChatRequest, Prompt
 from app.engine.continuation import TextRules
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.http.model import Facts
-from app.engine.request_limits import check_text_only
+from app.engine.sglang.allowed_args import is_speculative
 from app.engine.sglang.platform import prepare_process
-from app.engine.sglang.seeds import seed_of_choice
-from app.engine.sglang.speculation import is_speculative
 from app.engine.sink import ChoiceSink, GenerationStream
-from app.errors import BadRequest, EngineFailed
-
-if TYPE_CHECKING:
-    from app.engine.sglang.grammar import GrammarCheck, NoGrammars
-
-Capability = Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]
+from app.errors import EngineFailed
 
 # Of SGLang's internal request, what `/generate` takes and this server lets through.
 SENT = (
@@ -54,16 +47,6 @@ class RemoteModelOptions:
     tokenizer: str = ""
     default_max_tokens: int = sys.maxsize
     grammars: GrammarBudget = GrammarBudget()  # noqa: RUF009  # a tuple, immutable
-
-
-@dataclass(frozen=True, slots=True)
-class _Rendered:
-    """A prompt's handle."""
-
-    body: Mapping[str, Any]
-    chat_request: Any
-    choices: int
-    seed: int | None
 
 
 class _Standin:
@@ -97,9 +80,10 @@ class _Standin:
 
 
 class SGLangRemoteModel:
-    """See app.engine.http.model.RemoteModel."""
+    """A `RemoteModel` that renders and parses with SGLang's code."""
 
     def __init__(self, facts: Facts, options: RemoteModelOptions) -> None:
+        from app.engine.sglang.grammar import grammar_check
         from app.engine.sglang.render import Renderer, RenderLimits
 
         path = options.tokenizer or str(facts.model.get("tokenizer_path") or facts.model["model_path"])
@@ -108,7 +92,13 @@ class SGLangRemoteModel:
         server = facts.server
         self._deterministic = bool(server.get("enable_deterministic_inference"))
         grammar = server.get("grammar_backend") or "none"
-        self._grammar = _grammar_check(standin, facts, grammar, options.grammars)
+        self._grammar = grammar_check(
+            standin,
+            grammar,
+            any_whitespace=not server.get("constrained_json_disable_any_whitespace"),
+            speculative=is_speculative(server),
+            budget=options.grammars,
+        )
         context = int(standin.model_config.context_len)
         capacity = int(server["max_total_num_tokens"])
         self._limits = RenderLimits(
@@ -125,33 +115,19 @@ class SGLangRemoteModel:
             name=standin.served_model_name,
             remote_media=False,
             deterministic=self._deterministic,
+            vision=False,  # only the server's image processor knows how many tokens an image is
         )
-        self.card = ModelCard(
-            id=options.served_model_name or standin.served_model_name,
-            context_length=context,
-            kv_capacity_tokens=capacity * int(server.get("dp_size") or 1),
-            max_prompt_tokens=self._limits.max_prompt_tokens,
-            capabilities=self._capabilities(grammar),
-        )
-
-    def _capabilities(self, grammar: str) -> frozenset[Capability]:
-        """No vision: only the server's image processor knows how many tokens an image is."""
-        able: set[Capability] = {"logprobs"}
-        if self._chat.tool_call_parser:
-            able.add("tools")
-        if self._chat.reasoning_parser:
-            able.add("reasoning")
-        if grammar != "none":
-            able.add("json_schema")
-        return frozenset(able)
+        self.tokenize, self.detokenize = self._renderer.tokenize, self._renderer.detokenize
+        self.tokenizer_json = self._renderer.tokenizer_json
+        self.start, self.aclose = self._grammar.start, self._grammar.aclose
+        pool_tokens = capacity * int(server.get("dp_size") or 1)
+        model_id = options.served_model_name or standin.served_model_name
+        self.card = self._renderer.card(model_id, grammar, pool_tokens)
 
     def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request. Raises BadRequest naming the parameter, ContextOverflow."""
-        from app.engine.sglang.render import MAX_CHOICES, refused
+        from app.engine.sglang.render import Rendered, refused
 
-        if not 1 <= request.n <= MAX_CHOICES:
-            raise BadRequest(f"n: must be between 1 and {MAX_CHOICES}.", param="n")
-        check_text_only(request)
         internal, chat_request, spliced = self._renderer.convert(request)
         token_ids = internal.input_ids
         try:
@@ -165,37 +141,15 @@ class SGLangRemoteModel:
         return Prompt(
             token_ids,
             sampling["max_new_tokens"],
-            _Rendered(body, chat_request, request.n, chat_request.seed),
+            Rendered(body, chat_request, request.n, chat_request.seed),
             past_runs=spliced.past_runs,
             rerendered=spliced.rerendered,
             space=request.placement.cache_salt,
         )
 
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """See Engine.tokenize; blocks."""
-        token_ids: Sequence[int] = self._renderer.tokenize(text, add_special_tokens=add_special_tokens)
-        return token_ids
-
-    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """See Engine.detokenize; blocks."""
-        text: str = self._renderer.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
-        return text
-
-    async def start(self) -> None:
-        """Start a worker for grammars."""
-        if self._grammar is not None:
-            await self._grammar.start()
-
-    async def aclose(self) -> None:
-        """Stop the workers."""
-        if self._grammar is not None:
-            await self._grammar.aclose()
-
     async def check_grammar(self, owner: str, prompt: Prompt) -> None:
-        """See GrammarCheck.check."""
-        if self._grammar is not None:
-            rendered = prompt.handle
-            await self._grammar.check(owner, rendered.body["sampling_params"], rendered.chat_request)
+        rendered = prompt.handle
+        await self._grammar.check(owner, rendered.sent["sampling_params"], rendered.request)
 
     def choices(self, prompt: Prompt) -> int:
         count: int = prompt.handle.choices
@@ -203,31 +157,27 @@ class SGLangRemoteModel:
 
     def body(self, prompt: Prompt, index: int) -> dict[str, Any]:
         """The body of `/generate` for one choice; a seeded request's choices differ, reproducibly."""
-        body = dict(prompt.handle.body)
+        body = dict(prompt.handle.sent)
         if self._deterministic:
+            from app.engine.sglang.render import seed_of_choice
+
             seed = seed_of_choice(prompt.handle.seed, index)
             body["sampling_params"] = body["sampling_params"] | {"sampling_seed": seed}
         return body
 
     def rules(self, prompt: Prompt) -> TextRules:
-        """See app.engine.http.model.RemoteModel."""
-        from app.engine.sglang.text_rules import text_rules
+        from app.engine.sglang.tokenizer import text_rules
 
-        body = prompt.handle.body
+        body = prompt.handle.sent
         return text_rules(self._chat, body["sampling_params"], reasons=bool(body.get("require_reasoning")))
 
     def sink(self, prompt: Prompt, index: int, out: GenerationStream) -> ChoiceSink:
         from app.engine.sglang.parse import choice_sink
 
         sink: ChoiceSink = choice_sink(
-            index, out, len(prompt.token_ids), self._chat, request=prompt.handle.chat_request
+            index, out, len(prompt.token_ids), self._chat, request=prompt.handle.request
         )
         return sink
-
-    def tokenizer_json(self) -> str | None:
-        """See Engine.tokenizer_json; None for tokenizers that are not of the `tokenizers` library."""
-        backend = getattr(self._chat.tokenizer_manager.tokenizer, "backend_tokenizer", None)
-        return None if backend is None else backend.to_str()
 
 
 def load_remote_model(facts: Facts, options: RemoteModelOptions) -> SGLangRemoteModel:
@@ -244,12 +194,9 @@ def load_remote_model(facts: Facts, options: RemoteModelOptions) -> SGLangRemote
 
 
 def _load(facts: Facts, path: str) -> _Standin:
-    from sglang.srt.plugins import load_plugins
+    from app.engine.sglang.patches.builtin_tools import load_sglang
 
-    from app.engine.sglang.tools import register
-
-    load_plugins()
-    register()
+    load_sglang()
     _publish(path)
     try:
         return _Standin(facts, path)
@@ -284,23 +231,6 @@ def _chat(standin: _Standin, facts: Facts) -> Any:
     chat = OpenAIServingChat(standin, templates)
     chat.default_chat_template_kwargs = facts.server.get("default_chat_template_kwargs") or {}
     return chat
-
-
-def _grammar_check(
-    standin: _Standin, facts: Facts, backend: str, budget: GrammarBudget
-) -> GrammarCheck | NoGrammars | None:
-    from app.engine.sglang.grammar import grammar_check, worker_setup
-
-    config, setup = standin.model_config, None
-    if backend == "xgrammar":
-        setup = worker_setup(
-            standin.tokenizer,
-            config.vocab_size,
-            config.hf_eos_token_id,
-            any_whitespace=not facts.server.get("constrained_json_disable_any_whitespace"),
-            budget=budget,
-        )
-    return grammar_check(setup, backend, speculative=is_speculative(facts.server))
 
 
 def _reserved_tokens(server: Mapping[str, Any]) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import secrets
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import orjson
 import pydantic
@@ -22,14 +23,17 @@ from fastapi import HTTPException
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 
-from app.core import ChatRequest, RawPrompt
+from app.core import ChatRequest, ModelCard, RawPrompt
+from app.engine.request_limits import check_text_only
 from app.engine.sglang.args import BUILTIN_TOOL_PARSER
-from app.engine.sglang.chat import MeasuredChat, PromptTooLong
 from app.engine.sglang.constraints import check_kept, mend_grammar, prepare_tools
+from app.engine.sglang.patches.chat import MeasuredChat, PromptTooLong
 from app.engine.sglang.splice import Splice, splice
 from app.engine.sglang.tokenizer import TokenizerText
 from app.engine.token_bound import TokenBound, token_bound
 from app.errors import BadRequest, ContextOverflow, InternalError, ServingError, UnsupportedParameter
+
+Capability = Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]
 
 # Fields of SGLang's request that are the server's to set, or that hand out its internals.
 SERVER_OWNED = re.compile(
@@ -42,8 +46,10 @@ REPLACED = frozenset(
 )
 # `reasoning` is read by a validator of SGLang's request without being one of its fields.
 KNOWN_FIELDS = frozenset(ChatCompletionRequest.model_fields) | {"reasoning"}
-MEDIA_PARTS = {"image_url": "url", "video_url": "url", "audio_url": "url"}
+MEDIA_PARTS = frozenset({"image_url", "video_url", "audio_url"})
 MAX_CHOICES = 128
+SEEDS = 2**64
+"""SGLang keeps a batch's seeds in an int64 tensor; a number that it does not hold ends the scheduler."""
 MAX_TOOLS_BYTES = 1024**2
 """Bytes of JSON: as text it would fill a context of 250,000 tokens. SGLang's check takes 2 us a byte."""
 PARAM_OF_SAMPLING = {
@@ -109,12 +115,32 @@ class RenderLimits:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt's handle: the tokenized request, and what parsing its output needs."""
+    """A prompt's handle: the request to send, tokenized or as a body, and what parsing its output needs."""
 
-    tokenized: Any
+    sent: Any
     request: ChatCompletionRequest
     choices: int
     seed: int | None
+
+    def request_of(self, index: int, *, deterministic: bool) -> Any:
+        """SGLang's request for one choice, with a seed of its own in deterministic mode."""
+        if not deterministic:
+            return self.sent
+        request = copy(self.sent)
+        request.sampling_params = copy(request.sampling_params)
+        request.sampling_params.sampling_seed = seed_of_choice(self.seed, index)
+        return request
+
+
+def seed_of_choice(seed: int | None, index: int) -> int:
+    """The seed of one choice: the request's and the choice's index, modulo the range of int64.
+
+    Choices of a seeded request differ from one another, reproducibly. Those of an unseeded one are random:
+    SGLang would take 42 for every request without a seed.
+    """
+    if seed is None:
+        return secrets.randbits(31)
+    return (seed + index + SEEDS // 2) % SEEDS - SEEDS // 2
 
 
 class Renderer:
@@ -132,6 +158,7 @@ class Renderer:
         name: str,
         remote_media: bool,
         deterministic: bool,
+        vision: bool,
     ) -> None:
         if getattr(chat.tokenizer_manager, "mm_processor", None) is not None:
             chat = _with_own_tokenizer(chat)
@@ -141,6 +168,7 @@ class Renderer:
         several = getattr(chat.tokenizer_manager.tokenizer, "is_fast", False)
         self._converting: AbstractContextManager[Any] = nullcontext() if several else threading.Lock()
         self._deterministic = deterministic
+        self._vision = vision
         self._name = name
         self._remote_media = remote_media
         manager = chat.tokenizer_manager
@@ -157,6 +185,10 @@ class Renderer:
 
         Raises BadRequest naming the parameter, ContextOverflow.
         """
+        if not 1 <= request.n <= MAX_CHOICES:
+            raise BadRequest(f"n: must be between 1 and {MAX_CHOICES}.", param="n")
+        if not self._vision:
+            check_text_only(request)
         # Every template marks where a message begins, in a token at least.
         self._limits.check_least(len(request.body["messages"]))
         body = self._checked_body(request)
@@ -164,15 +196,38 @@ class Renderer:
             return self._convert(body, request)
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """See Engine.tokenize; blocks."""
+        """The ids of a text (`Engine.tokenize`); blocks."""
         with self._converting:
             return self._text.encode(text, add_special_tokens=add_special_tokens)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """See Engine.detokenize; blocks."""
+        """The text of ids (`Engine.detokenize`); blocks. Raises BadRequest."""
         self._text.check_ids(token_ids)
         with self._converting:
             return self._text.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def tokenizer_json(self) -> str | None:
+        """The tokenizer as JSON; None for one that is not of the `tokenizers` library."""
+        backend = getattr(self._chat.tokenizer_manager.tokenizer, "backend_tokenizer", None)
+        return None if backend is None else backend.to_str()
+
+    def card(self, model_id: str, grammar_backend: str, pool_tokens: int, replicas: int = 1) -> ModelCard:
+        """The model's name, limits and capabilities; `pool_tokens` are those of all replicas together."""
+        able: dict[Capability, Any] = {
+            "logprobs": True,
+            "vision": self._vision,
+            "tools": self._chat.tool_call_parser,
+            "reasoning": self._chat.reasoning_parser,
+            "json_schema": grammar_backend != "none",
+        }
+        return ModelCard(
+            id=model_id,
+            context_length=self._limits.context_length,
+            kv_capacity_tokens=pool_tokens,
+            max_prompt_tokens=self._limits.max_prompt_tokens,
+            capabilities=frozenset(name for name, has in able.items() if has),
+            replicas=replicas,
+        )
 
     def _raw_ids(self, raw: RawPrompt) -> list[int]:
         """The ids of a prompt without a template. Raises ContextOverflow, BadRequest."""
@@ -280,15 +335,16 @@ class Renderer:
 
     def _check_media(self, request: ChatCompletionRequest) -> None:
         """Allow only media sent with the request: SGLang would also open a URL, or a file of this machine."""
-        for number, url in _media_urls(request):
-            if url.startswith("data:"):
-                continue
-            if self._remote_media and url.startswith(("http://", "https://")):
-                continue
-            raise BadRequest(
-                "Media must be sent as data: URLs; this server fetches none.",
-                param=f"messages[{number}].content",
-            )
+        allowed = ("data:", "http://", "https://") if self._remote_media else ("data:",)
+        for number, message in enumerate(request.messages):
+            content = getattr(message, "content", None)
+            for element in content if isinstance(content, list) else ():
+                source = getattr(element, element.type, None) if element.type in MEDIA_PARTS else None
+                if source is not None and not source.url.startswith(allowed):
+                    raise BadRequest(
+                        "Media must be sent as data: URLs; this server fetches none.",
+                        param=f"messages[{number}].content",
+                    )
 
     def _check_sampling(self, values: Mapping[str, Any], *, strict: bool) -> None:
         """The checks of `SamplingParams`, which SGLang makes only once it runs."""
@@ -331,15 +387,6 @@ def _copied(value: Any) -> Any:
     return [_copied(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _media_urls(request: ChatCompletionRequest) -> Iterator[tuple[int, str]]:
-    for number, message in enumerate(request.messages):
-        content = getattr(message, "content", None)
-        for element in content if isinstance(content, list) else ():
-            source = getattr(element, element.type, None) if element.type in MEDIA_PARTS else None
-            if source is not None:
-                yield number, source.url
-
-
 def _invalid(exc: pydantic.ValidationError) -> BadRequest:
     """The first error, with the parameter spelled as a caller spells it."""
     # A message may be of several types, and pydantic lists the errors of each: take the nearest miss.
@@ -357,7 +404,7 @@ def _invalid(exc: pydantic.ValidationError) -> BadRequest:
 
 
 def _is_of_caller(element: int | str) -> bool:
-    """Whether a part of an error's location is the caller's own, not the name of a type that was tried."""
+    """True if a part of an error's location is the caller's own, not the name of a type that was tried."""
     scalars = {"str", "int", "float", "bool", "none"}
     return isinstance(element, int) or (
         re.fullmatch(r"[a-z_0-9]+", element) is not None and element not in scalars

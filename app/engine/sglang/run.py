@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from app.core import ChatRequest, EngineLoad, ModelCard
+from app.core import ChatRequest, EngineLoad
 from app.engine.sglang.args import NO_MEDIA_DOMAIN, SGLangOptions
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.platform import prepare_process
-from app.engine.sglang.watchdog import HangWatchdog, Progress, started_cpu_s
+from app.engine.sglang.process_work import started_cpu_s
+from app.engine.sglang.watchdog import HangWatchdog, Progress
 from app.engine.sink import GenerationStream, TokenTally
 from app.engine.supervise import LossCause
 from app.errors import EngineFailed
@@ -38,11 +39,11 @@ WARM_UP_IMAGE = (
     "GAWjYGACAAJAAAEq1i4VAAAAAElFTkSuQmCC"
 )
 
-OnLoss = Callable[["SGLangRun", LossCause, str], None]
+OnLoss = Callable[[LossCause, str], None]
 
 
 class SGLangRun:
-    """Made by `start`; once it serves, whoever it serves is told if it ends by itself."""
+    """Made by `start`; once it serves, `on_loss` is called if it ends by itself."""
 
     def __init__(self, options: SGLangOptions, thread: ThreadPoolExecutor, launched: Launched) -> None:
         from app.engine.sglang.render import Renderer, RenderLimits
@@ -65,14 +66,11 @@ class SGLangRun:
             name=options.name,
             remote_media=bool(domains) and domains != [NO_MEDIA_DOMAIN],
             deterministic=launched.deterministic,
+            vision=launched.vision,
         )
-        self.model = ModelCard(
-            id=options.name,
-            context_length=launched.manager.context_len,
-            kv_capacity_tokens=launched.kv_capacity_tokens * launched.replicas,
-            max_prompt_tokens=limits.max_prompt_tokens,
-            capabilities=launched.capabilities(),
-            replicas=launched.replicas,
+        pool_tokens = launched.kv_capacity_tokens * launched.replicas
+        self.model = self.renderer.card(
+            options.name, launched.grammar_backend, pool_tokens, launched.replicas
         )
         self._live = LiveChoices()
         self._on_loss: OnLoss | None = None
@@ -101,7 +99,7 @@ class SGLangRun:
         try:
             launched = await asyncio.shield(launching)
         except asyncio.CancelledError:
-            while not launching.done():  # its processes are killed as they come, so that it ends
+            while not launching.done():  # its processes are killed as they appear, so that it ends
                 for process in set(multiprocessing.active_children()) - older:
                     process.kill()
                 await asyncio.wait([launching], timeout=KILL_INTERVAL_S)
@@ -135,24 +133,27 @@ class SGLangRun:
 
     @property
     def progress(self) -> Progress:
-        """What the watchdog goes by."""
-        live = self._live
-        sent = len(live.running) + len(live.replaying)
+        """The progress that its watchdog looks at."""
+        sent = len(self._live.running) + len(self._live.replaying)
         return Progress(sent, self.launched.manager.num_batches, self.load())
 
-    def compiled_s(self) -> float:
-        """Processor time of the compilers that the schedulers have started; see `started_cpu_s`."""
-        return started_cpu_s(self.launched.scheduler_pids)
+    def watch_for_hangs(self, hang_s: float, name: str) -> asyncio.Task[None] | None:
+        """A task that loses the engine after `hang_s` seconds without progress; none for 0, no limit."""
+        if not hang_s:
+            return None
+        compiled_s = partial(started_cpu_s, self.launched.scheduler_pids)
+        watchdog = HangWatchdog(hang_s, lambda: self.progress, self._hang, compiled_s=compiled_s)
+        return asyncio.create_task(watchdog.run(), name=name)
 
-    def serve(self, live: LiveChoices, on_loss: OnLoss, on_contradiction: Callable[[str, str], None]) -> None:
-        """From now on, generate for the choices of `live`, and tell of the engine's end.
+    def serve(self, live: LiveChoices, on_loss: OnLoss, on_mismatch: Callable[[str, str], None]) -> None:
+        """From now on, generate for the choices of `live`, and report the engine's end to `on_loss`.
 
         Raises EngineFailed if it has ended since its warm-up.
         """
         if self._is_lost:
             raise EngineFailed("a process ended while the engine started")
         self._live, self._on_loss = live, on_loss
-        self.launched.manager.serve(live, on_contradiction)
+        self.launched.manager.serve(live, on_mismatch)
 
     async def aclose(self) -> None:
         """Stop SGLang and its processes, and free what they held; to be called once."""
@@ -161,7 +162,7 @@ class SGLangRun:
         self.disconnect()
         asked = False
         try:
-            asked = not self._is_lost and launched.ask_to_end()  # a lost engine would not hear it
+            asked = not self._is_lost and launched.ask_to_end()  # a lost engine does not read it
         finally:
             num_left = await loop.run_in_executor(self._thread, partial(launched.stop, asked=asked))
         if num_left:
@@ -173,7 +174,7 @@ class SGLangRun:
         gc.unfreeze()
 
     def disconnect(self) -> None:
-        """Hear nothing more of it; a second call does nothing."""
+        """Receive nothing more from it; a second call does nothing."""
         if self._is_connected:
             self._is_connected = False
             loop = asyncio.get_running_loop()
@@ -185,7 +186,7 @@ class SGLangRun:
             self.launched.manager.disconnect()
 
     def lose(self, cause: LossCause, reason: str) -> None:
-        """Take note that it cannot go on; a second call does nothing."""
+        """Note that it has ended by itself; a second call does nothing."""
         if not self._is_connected:
             return
         self._is_lost = True
@@ -193,10 +194,10 @@ class SGLangRun:
         if self._on_loss is None:  # it is warming up: that fails
             self._live.fail_all(lambda: EngineFailed(reason))
         else:
-            self._on_loss(self, cause, reason)
+            self._on_loss(cause, reason)
 
-    def hang(self, silent_s: float) -> None:
-        """Take note that it has made no progress for so long."""
+    def _hang(self, silent_s: float) -> None:
+        """Note that it has made no progress for so long."""
         self.lose("hung", f"no progress for {silent_s:.1f} s")
 
     def load(self) -> EngineLoad:
@@ -214,15 +215,11 @@ class SGLangRun:
             num_retractions=manager.num_retractions,
         )
 
-    async def tokenize(self, internal: Any, rid: str) -> Any:
-        """SGLang's tokenized request; raises ValueError as SGLang does."""
-        return await self.launched.manager.tokenize(internal, rid)
-
     async def submit(self, choice: LiveChoice) -> bool:
-        """Send a choice to the scheduler; whether it can go on at all.
+        """Send a choice to the scheduler; False where it has no room, and was ended with an error.
 
-        One that was rendered for a larger KV pool, before a restart, goes on as far as this one holds. Then
-        it ends with an error, as now where not a token more has room.
+        One that was rendered for a larger KV pool, before a restart, continues as far as this one holds.
+        Then it ends with the same error.
         """
         room_tokens = self.limits.room_tokens(len(choice.request.input_ids))
         if choice.max_tokens > room_tokens:
@@ -272,8 +269,7 @@ class SGLangRun:
 
     async def _warm_up(self, hang_s: float) -> None:
         """Generate a little, under a watchdog."""
-        watchdog = HangWatchdog(hang_s, lambda: self.progress, self.hang, compiled_s=self.compiled_s)
-        watching = asyncio.create_task(watchdog.run(), name="engine warm-up watchdog") if hang_s else None
+        watching = self.watch_for_hangs(hang_s, "engine warm-up watchdog")
         try:
             await self._warm()
         finally:
@@ -291,7 +287,7 @@ class SGLangRun:
             rid = f"warm-up-{number}"
             request = ChatRequest(rid, "", self.model.id, body, 0, max_tokens=2)
             internal, chat_request, _ = await asyncio.to_thread(self.renderer.convert, request)
-            tokenized = await self.tokenize(internal, rid)
+            tokenized = await self.launched.manager.tokenize(internal, rid)
             num_replicas = self.launched.replicas
             replicas: Sequence[int | None] = range(num_replicas) if num_replicas > 1 else (None,)
             for replica in replicas:
@@ -302,15 +298,13 @@ class SGLangRun:
     ) -> None:
         from app.engine.sglang.parse import choice_sink
 
-        stream = GenerationStream(1, _nothing, lambda: None)
+        async def begin() -> None:
+            await self.submit(LiveChoice(rid, tokenized, sink, TokenTally(), replica=replica))
+
+        stream = GenerationStream(1, begin, lambda: None)
         sink = choice_sink(0, stream, len(tokenized.input_ids), self.launched.chat, request=chat_request)
-        await self.submit(LiveChoice(rid, tokenized, sink, TokenTally(), replica=replica))
         async for _ in stream:
             pass
-
-
-async def _nothing() -> None:
-    """Begin a generation that has begun."""
 
 
 def _launch(options: SGLangOptions) -> Launched:

@@ -1,8 +1,4 @@
-"""SGLang's scheduler, in which no request holds up the step that all share, or ends it for all.
-
-app.engine.sglang.grammar_guard counts what grammars cost, app.engine.sglang.continuation queues answers that
-began elsewhere, and app.engine.sglang.patches has what is replaced of SGLang's own besides.
-"""
+"""SGLang's scheduler process, in which no request holds up the step that all share, or ends it for all."""
 
 from __future__ import annotations
 
@@ -10,9 +6,8 @@ from typing import Any
 
 from sglang.srt.managers.scheduler import run_scheduler_process
 
-from app.engine.sglang import continuation
-from app.engine.sglang.grammar_guard import GrammarGuard
-from app.engine.sglang.patches import dead_ends, logit_bias, penalties, stop_strings
+from app.engine.sglang.patches import continued_requests, dead_ends, logit_bias, penalties, stop_strings
+from app.engine.sglang.patches.grammar_guard import GrammarGuard
 from app.engine.sglang.stall_limit import StallLimit, TorchRankStore
 
 
@@ -24,7 +19,7 @@ def run(server_args: Any, *args: Any, grammar_mask_ms: float, **kwargs: Any) -> 
     if server_args.pp_size == 1:
         limit = StallLimit(store=TorchRankStore() if server_args.tp_size > 1 else None)
     GrammarGuard(grammar_mask_ms, limit).install()
-    continuation.install()
+    continued_requests.install()
     stop_strings.install()
     logit_bias.install()
     penalties.install()

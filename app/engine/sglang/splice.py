@@ -1,29 +1,20 @@
 """Past turns given to the model as the token ids they were, not as their text is tokenized anew.
 
-A model may say a word in other tokens than a tokenizer makes of it, and the prefix cache knows only
-what was said. Whatever is taken over, the prompt decodes to the rendered text, to the character.
+This avoids retokenization mismatches: a model may generate a word in other tokens than a tokenizer makes of
+it, and the prefix cache has the generated ones. The prompt always decodes to the rendered text, to the
+character.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from app.engine.sglang.tokenizer import TokenizerText
 
 _BROKEN = "\ufffd"
-
-
-class Text(Protocol):
-    """Ids to text and back, with special tokens spelled out and none added."""
-
-    @property
-    def vocabulary(self) -> int:
-        """Ids are below this."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str: ...
-
-    def encode(self, text: str) -> list[int]: ...
 
 
 class Splice(NamedTuple):
@@ -34,7 +25,7 @@ class Splice(NamedTuple):
     rerendered: str | None = None
 
 
-def splice(rendered: Sequence[int], past: Sequence[Sequence[int]], text: Text) -> Splice:
+def splice(rendered: Sequence[int], past: Sequence[Sequence[int]], text: TokenizerText) -> Splice:
     """Runs of `past` in place of the rendered ids that they say the same as; linear in both."""
     if not past:
         return Splice(rendered)
@@ -42,7 +33,7 @@ def splice(rendered: Sequence[int], past: Sequence[Sequence[int]], text: Text) -
     num_characters, reason = 0, None
     taken: list[Sequence[int]] = []
     for turn, run in enumerate(past, start=1):
-        run_text = text.decode(run) if _is_known(run, text) else None
+        run_text = text.decode(run) if _is_in_vocabulary(run, text) else None
         reason = _misfit(run_text, whole, num_characters, turn)
         if run_text is None or reason is not None:
             break
@@ -58,12 +49,12 @@ def splice(rendered: Sequence[int], past: Sequence[Sequence[int]], text: Text) -
     return Splice(token_ids, len(taken), reason)
 
 
-def _is_known(run: Sequence[int], text: Text) -> bool:
+def _is_in_vocabulary(run: Sequence[int], text: TokenizerText) -> bool:
     return not run or 0 <= min(run) <= max(run) < text.vocabulary
 
 
 def _misfit(run_text: str | None, whole: str, at: int, turn: int) -> str | None:
-    """Why a run's text cannot stand in the whole at `at`."""
+    """The reason for which a run's text cannot stand in the whole at `at`."""
     if run_text is None:
         return f"unknown token in turn {turn}"
     if run_text.endswith(_BROKEN):

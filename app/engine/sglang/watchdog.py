@@ -1,9 +1,12 @@
-"""Notices an engine that lives and does nothing: choices are open, and no output comes.
+"""Notices an engine that lives and does nothing, and a start that makes no progress.
 
 A long prefill is silent too. While the load that the scheduler reports still changes, the silence may last
 `PATIENCE` times as long. A forward pass whose kernels are compiled first is silent for minutes. Compilers are
 processes that the scheduler starts: while these compute, the engine does not hang. The schedulers' own
-processor time says nothing, as ranks that wait for one another in vain compute without rest.
+processor time proves nothing, as ranks that wait for one another in vain compute without rest.
+
+A large model loads for minutes, and kernels are compiled for minutes: both take processor time. A process
+that waits in vain for a device or for another rank may take it too, hence the limit for the whole start.
 """
 
 from __future__ import annotations
@@ -11,67 +14,49 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
 
-import psutil
+from app.engine.sglang.process_work import UNSEEN, Work, has_computed
+from app.errors import EngineFailed
 
 PATIENCE = 3
 LOOKS = 8
-"""How often the watchdog looks while the engine may be silent."""
+"""Looks of a watchdog within its limit."""
 LONGEST_LOOK_S = 5.0
-IDLE_CPU_SHARE = 0.01
-"""Share of a core below which processes do not compute; idle ones of SGLang take 0.2%."""
-LEAST_CPU_S = 0.05
-"""Processor time that counts, however short the silence: a few ticks of the kernel's clock."""
+LEAST_BYTES = 1 << 20
+"""Bytes read or written that count; the messages between threads are far fewer."""
+END_S = 30.0
+"""Seconds to await the end of a start that was given up: SGLang looks at its processes every 5 s."""
+
+T = TypeVar("T")
 
 
 class Progress(NamedTuple):
-    """What an engine has to show: open choices, batches of output so far, its load."""
+    """The progress of an engine: open choices, batches of output so far, its load."""
 
     open_choices: int
     batches: int
     load: Any
 
 
-def has_computed(cpu_s: float, since_s: float) -> bool:
-    """Whether processes that took so much processor time in `since_s` seconds have done more than wait."""
-    return cpu_s >= max(LEAST_CPU_S, IDLE_CPU_SHARE * since_s)
+class _Looks:
+    """Looks at what is watched, `LOOKS` within the shortest of some limits in seconds, of which 0 is none."""
+
+    def __init__(self, clock_s: Callable[[], float], *limits_s: float) -> None:
+        self._clock_s = clock_s
+        self.interval_s = min([LONGEST_LOOK_S, *(limit_s / LOOKS for limit_s in limits_s if limit_s)])
+        self._looked_s = clock_s()
+
+    def _begin_look(self) -> tuple[float, bool]:
+        """The time of a look, and whether it is so late that this process itself stood still meanwhile."""
+        now_s = self._clock_s()
+        is_late = now_s - self._looked_s > 2 * self.interval_s
+        self._looked_s = now_s
+        return now_s, is_late
 
 
-def started_cpu_s(pids: Iterable[int]) -> float:
-    """Processor time, so far, of what these processes have started, and of what that has started.
-
-    Those that have ended are in the time of the one that awaited them. It blocks, as `started_by` does.
-    """
-    total_s, parents = 0.0, list(pids)
-    for pid in parents:
-        with contextlib.suppress(psutil.Error):
-            times = psutil.Process(pid).cpu_times()
-            total_s += times.children_user + times.children_system
-    for process in started_by(parents):
-        with contextlib.suppress(psutil.Error):
-            total_s += sum(process.cpu_times()[:4])
-    return total_s
-
-
-def started_by(pids: Iterable[int]) -> list[psutil.Process]:
-    """The processes that these have started, and those that these started in turn.
-
-    It blocks: it reads the table of all processes, once, which takes some 50 us for each of them.
-    """
-    children: dict[int, list[psutil.Process]] = {}
-    for process in psutil.process_iter(["ppid"]):
-        children.setdefault(process.info["ppid"], []).append(process)
-    processes, parents = list[psutil.Process](), list(pids)
-    while parents:
-        started = children.pop(parents.pop(), ())
-        processes += started
-        parents += (process.pid for process in started)
-    return processes
-
-
-class HangWatchdog:
+class HangWatchdog(_Looks):
     """Calls `on_hang` with the seconds of silence, once, when an engine makes no progress for `hang_s`.
 
     `compiled_s` is the processor time of compilers; a thread reads it, and only while an engine is silent.
@@ -86,20 +71,19 @@ class HangWatchdog:
         *,
         compiled_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        super().__init__(clock_s, hang_s)
         self._hang_s = hang_s
         self._progress = progress
         self._on_hang = on_hang
-        self._clock_s = clock_s
-        self.interval_s = min(hang_s / LOOKS, LONGEST_LOOK_S)
-        self._looked_s = self._output_s = self._load_s = clock_s()
+        self._output_s = self._load_s = self._looked_s
         self._last = Progress(0, 0, None)
         self._compiled_s = compiled_s
         self._compiled: tuple[float, float] | None = None
-        """When the processor time of compilers was first read in this silence, and what it was."""
+        """The first reading of the compilers' processor time in this silence: when, and how much."""
 
     @property
     def is_silent(self) -> bool:
-        """Whether looks have seen no output for half the limit, so that compilers count."""
+        """True if looks have seen no output for half the limit, so that compilers count."""
         return self._clock_s() - self._output_s >= self._hang_s / 2
 
     async def run(self) -> None:
@@ -111,11 +95,10 @@ class HangWatchdog:
 
     def look(self, compiled_s: float | None) -> bool:
         """Look once; whether the engine hangs. `compiled_s` is None where nobody has asked for it."""
-        now_s, seen = self._clock_s(), self._progress()
-        # When this process itself stood still, what the engine said meanwhile has not been read yet.
-        late = now_s - self._looked_s > 2 * self.interval_s
-        self._looked_s = now_s
-        if late or not seen.open_choices or not self._last.open_choices or seen.batches != self._last.batches:
+        now_s, is_late = self._begin_look()  # after a late one, the engine's output has not been read yet
+        seen = self._progress()
+        is_idle = not seen.open_choices or not self._last.open_choices
+        if is_late or is_idle or seen.batches != self._last.batches:
             self._output_s = self._load_s = now_s
         elif seen.load != self._last.load:
             self._load_s = now_s
@@ -129,7 +112,7 @@ class HangWatchdog:
         return hangs
 
     def _compiles(self, now_s: float, compiled_s: float | None) -> bool:
-        """Whether compilers have computed in a silence of half the limit."""
+        """True if compilers have computed in a silence of half the limit."""
         if now_s - self._output_s < self._hang_s / 2 or compiled_s is None:
             self._compiled = None
             return False
@@ -137,3 +120,71 @@ class HangWatchdog:
             self._compiled = now_s, compiled_s
         first_s, first = self._compiled
         return has_computed(compiled_s - first, now_s - first_s)
+
+
+class StartWatchdog(_Looks):
+    """Watches one start; `idle_s` and `longest_s` are its limits in seconds, and 0 is none."""
+
+    def __init__(
+        self,
+        idle_s: float,
+        longest_s: float,
+        work: Callable[[], Work],
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(clock_s, idle_s, longest_s)
+        self._idle_s = idle_s
+        self._longest_s = longest_s
+        self._work = work
+        self._began_s = self._worked_s = self._looked_s
+        self._last = UNSEEN
+
+    async def run(self) -> str:
+        """Look until the start hangs; the reason."""
+        while (reason := self.look(await asyncio.to_thread(self._work_seen))) is None:  # noqa: ASYNC110
+            await asyncio.sleep(self.interval_s)
+        return reason
+
+    def _work_seen(self) -> Work:
+        # Not every container shows processes, nor every kernel what they read: a look must not end a start.
+        with contextlib.suppress(Exception):
+            return self._work()
+        return UNSEEN
+
+    def look(self, work: Work) -> str | None:
+        """Look once; the reason for which the start hangs.
+
+        Without processes nothing is idle; the limit for the whole start holds.
+        """
+        now_s, is_late = self._begin_look()  # after a late one, the others may have stood still too
+        if is_late or not work.pids or self._has_worked(work, now_s - self._worked_s):
+            self._worked_s, self._last = now_s, work
+        idle_s = now_s - self._worked_s
+        if self._idle_s and idle_s >= self._idle_s:
+            return f"its processes have done nothing for {idle_s:.1f} s"
+        took_s = now_s - self._began_s
+        return f"it has taken {took_s:.1f} s" if self._longest_s and took_s >= self._longest_s else None
+
+    def _has_worked(self, work: Work, since_s: float) -> bool:
+        """True if more was done since the last time than by processes that wait."""
+        cpu_s, num_bytes = work.cpu_s - self._last.cpu_s, work.num_bytes - self._last.num_bytes
+        moved = num_bytes >= LEAST_BYTES
+        return moved or has_computed(cpu_s, since_s) or work.pids != self._last.pids
+
+
+async def watched(starting: Coroutine[Any, Any, T], watchdog: StartWatchdog) -> T:
+    """Await a start, and cancel it when it hangs. Raises EngineFailed then, and what the start raises."""
+    start = asyncio.ensure_future(starting)
+    looking = asyncio.create_task(watchdog.run(), name="engine start watchdog")
+    try:
+        await asyncio.wait({start, looking}, return_when=asyncio.FIRST_COMPLETED)
+        if start.done():
+            return start.result()
+        start.cancel()
+        await asyncio.wait({start}, timeout=END_S)
+        raise EngineFailed(f"the start hangs: {looking.result()}")
+    finally:
+        looking.cancel()
+        if not start.done() and not start.cancelling():  # twice would cut short what frees its processes
+            start.cancel()
+            await asyncio.wait({start}, timeout=END_S)

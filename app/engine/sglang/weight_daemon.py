@@ -1,6 +1,6 @@
-"""The process that keeps the weights (app.engine.sglang.weight_cache): SGLang's own, started by our settings.
+"""The process that keeps the weights (app.engine.sglang.allowed_args): SGLang's own, started by our settings.
 
-It serves only engines whose model and layout are the same, so that both are told by the same settings file.
+It serves only engines whose model and layout are the same, so both read the same settings file.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ import json
 import os
 import sys
 
-from app.engine.sglang.allowed_args import check
+from app.engine.sglang.allowed_args import check, check_weight_cache
 from app.engine.sglang.args import SGLangOptions, with_ranks
 from app.engine.sglang.platform import needs_cpu_platform, prepare_process
-from app.engine.sglang.weight_cache import check_weight_cache
 from app.settings import EXIT_CONFIG, SettingsError, load
 
 PROGRAM = "sglang.srt.weight_cache.daemon"

@@ -1,5 +1,6 @@
-"""Functions of SGLang 0.5.20 that its scheduler runs in our form.
+"""Everything that replaces or wraps SGLang's own functions, written against SGLang 0.5.20.
 
-Each module replaces a few of them by `install`, in the scheduler's process alone, and names them in
-`REPLACED` with a digest of their source. tests/contract/test_sglang_patches.py fails when one changes.
+Each module names what it replaces in `REPLACED`, with a digest of SGLang's source. When SGLang changes one of
+these functions, tests/contract/test_sglang_patches.py fails. The functions that are only called are listed in
+tests/contract/test_sglang_private_api.py.
 """

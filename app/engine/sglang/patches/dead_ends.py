@@ -1,4 +1,4 @@
-"""Where a grammar, and what else bears on a row, leaves no token, the answer ends as `stop`.
+"""An answer ends as `stop` where its grammar, and what else bears on its row, leaves no token.
 
 Three things leave none: `min_tokens` forbids the end of an answer whose grammar is complete; it forbids a
 token of `stop_token_ids` that the grammar wants; a grammar has no way on (`{"$ref": "#"}`). All logits of the
@@ -49,7 +49,7 @@ def install() -> None:
 
 
 def end_ids(grammar: Any) -> tuple[int, ...]:
-    """The ids that end a text by its grammar; a reasoner's is inside. Only xgrammar's tell."""
+    """The ids that end a text by its grammar, of which a reasoner's is inside; only for xgrammar's."""
     inner = getattr(grammar, "grammar", None) or grammar
     if not isinstance(inner, XGrammarGrammar):
         return ()

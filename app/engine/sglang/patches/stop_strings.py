@@ -31,28 +31,11 @@ BROKEN = "\ufffd"
 
 
 class StopMatcher:
-    """Which stop strings have begun at the end of an answer, and which are complete.
+    """The stop strings that have begun at the end of an answer, and those that are complete.
 
     Shift-And (Baeza-Yates and Gonnet, 1992): the characters of all stops are bits of one integer. A bit is
     set where the text so far ends with its stop up to that character.
     """
-
-    __slots__ = (
-        "_begun",
-        "_codes",
-        "_decode",
-        "_ends",
-        "_fed_chars",
-        "_first_bits",
-        "_last_bits",
-        "_num_ids",
-        "_places",
-        "_read",
-        "_settled",
-        "_settled_ids",
-        "_start",
-        "_stops",
-    )
 
     def __init__(self, stops: Sequence[str], decode: Callable[[Any], str]) -> None:
         self._stops = stops
@@ -75,12 +58,12 @@ class StopMatcher:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the text read so far ends with the beginning of a stop, or with a whole one."""
+        """True if the text read so far ends with the beginning of a stop, or with a whole one."""
         return self._begun != 0
 
     @property
     def is_settled(self) -> bool:
-        """Whether the text read so far ends with a whole character."""
+        """True if the text read so far ends with a whole character."""
         return self._settled_ids == self._num_ids
 
     def read(self, token_ids: Sequence[int], num_ids: int) -> int:

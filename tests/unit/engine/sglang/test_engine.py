@@ -38,6 +38,9 @@ class Run:
     def serve(self, *_: Any) -> None:
         """See SGLangRun.serve."""
 
+    def watch_for_hangs(self, hang_s: float, name: str) -> None:
+        """See SGLangRun.watch_for_hangs."""
+
 
 async def test_a_lost_run_is_gone_before_the_next_one_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is frozen is not collected before the next loss, and a run holds some megabytes."""
@@ -67,7 +70,7 @@ async def test_restarts_have_the_ranks_that_the_first_start_chose(monkeypatch: p
         return None
 
     monkeypatch.setattr(engine, "_start_run", start_run)
-    monkeypatch.setattr(engine, "_check_of_grammars", no_check)
+    monkeypatch.setattr(engine, "_start_grammar_check", no_check)
     await engine._start_first()
     assert (engine._options.tp, engine._options.server_args) == (4, {"max_total_tokens": 1024})
     await engine.aclose()

@@ -1,11 +1,17 @@
-"""What is kept of each choice, and how the beginning of an answer that goes on is handed over."""
+"""What is kept of each choice, and how the beginning of an answer that is continued is handed over."""
 
 from __future__ import annotations
 
 import pytest
 
 from app.core import Counts
-from app.engine.sglang.live_choices import Contradiction, LiveChoice, LiveChoices, Replay, pieces
+from app.engine.sglang.live_choices import (
+    LiveChoice,
+    LiveChoices,
+    OutputMismatch,
+    Replay,
+    pieces,
+)
 from app.engine.sink import TokenTally
 from app.errors import EngineFailed
 from tests.support.live_choices import NotingSink, choice, decode
@@ -69,17 +75,17 @@ def test_pieces_end_where_the_text_does_not_say_what_the_ids_do() -> None:
 
 @pytest.mark.parametrize("ids", [[1, 2], WORDS[:3], [*WORDS[:3], 0, 0]], ids=["other", "fewer", "one other"])
 def test_other_ids_than_before_are_a_contradiction(ids: list[int]) -> None:
-    """An engine that says something else than its forerunner cannot go on for it."""
+    """An engine whose output differs from its forerunner's cannot continue for it."""
     live = choice("a")
     live.take("ring", WORDS[:4], None, Counts(5, 4), (None, 0))
-    with pytest.raises(Contradiction, match="other token ids"):
+    with pytest.raises(OutputMismatch, match="other token ids"):
         Replay(live, decode).take("?", ids, None, Counts(5, len(ids)), (None, 0))
 
 
 def test_a_count_that_is_not_the_number_of_ids_is_a_contradiction() -> None:
     """What is billed is what was handed over."""
     live = choice("a", prior=WORDS[:2])
-    with pytest.raises(Contradiction, match="4 token ids, and a count of 9"):
+    with pytest.raises(OutputMismatch, match="4 token ids, and a count of 9"):
         Replay(live, decode).take("ring", WORDS[:4], None, Counts(5, 9), (None, 0))
 
 

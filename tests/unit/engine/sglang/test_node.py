@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -38,64 +39,46 @@ async def test_ranks_that_end_are_started_again_until_a_signal(monkeypatch: pyte
     """In the third start it is told to stop: that one is cancelled, and the command ends with status 0."""
     starts = []
 
-    async def run_once(options: SGLangOptions, rank: int) -> tuple[int, bool]:
+    async def run_once(options: SGLangOptions, rank: int) -> int:
         starts.append((options, rank))
         if len(starts) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.Event().wait()
-        return -9, False
+        return -9
 
     monkeypatch.setattr(node, "_run_once", run_once)
-    monkeypatch.setattr(node, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(node, "PAUSE_S", 0.0)
     assert await keep_running(TWO, 1) == 0
     assert starts == [(TWO, 1)] * 3
-
-
-async def test_only_ranks_that_had_joined_begin_the_pauses_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that load for minutes and then fail wait longer each time."""
-    ends, pauses = [False, False, True, False], list[float]()
-
-    async def run_once(_options: SGLangOptions, _rank: int) -> tuple[int, bool]:
-        if not ends:
-            os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.Event().wait()
-        return -9, ends.pop(0)
-
-    async def sleep(pause_s: float) -> None:
-        pauses.append(pause_s)
-
-    monkeypatch.setattr(node, "_run_once", run_once)
-    monkeypatch.setattr("app.engine.supervise.asyncio.sleep", sleep)
-    assert await keep_running(TWO, 1) == 0
-    assert pauses == [1.0, 2.0, 1.0, 2.0]
 
 
 async def test_settings_that_cannot_work_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another start would end in the same way."""
 
-    async def run_once(_options: SGLangOptions, _rank: int) -> tuple[int, bool]:
-        return EXIT_CONFIG, False
+    async def run_once(_options: SGLangOptions, _rank: int) -> int:
+        return EXIT_CONFIG
 
     monkeypatch.setattr(node, "_run_once", run_once)
     assert await keep_running(TWO, 1) == EXIT_CONFIG
 
 
-@pytest.mark.parametrize("joins", [True, False])
-async def test_the_process_of_ranks_tells_that_they_have_joined(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, joins: bool
+async def test_the_process_of_ranks_is_told_what_to_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Through a pipe: SGLang may kill that process, so that its status says nothing."""
+    """On its standard input; the status is a signal where SGLang kills it."""
     program = tmp_path / "ranks"
     program.write_text(
         f"#!{sys.executable}\n"
-        "import json, os, signal, sys\n"
-        "spec = json.load(sys.stdin)\n"
-        + ("os.write(spec['joined'], b'1')\n" if joins else "")
-        + "os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import json, os, pathlib, signal, sys\n"
+        f"pathlib.Path({str(tmp_path / 'spec')!r}).write_text(sys.stdin.read())\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    assert await node._run_once(TWO, 1) == (-signal.SIGKILL, joins)
+    assert await node._run_once(TWO, 1) == -signal.SIGKILL
+    spec = json.loads((tmp_path / "spec").read_text())
+    assert (spec["rank"], spec["parent"]) == (1, os.getpid())
+    assert spec["options"]["server_args"] == dict(TWO.server_args)
 
 
 def test_a_failure_of_the_ranks_process_leaves_its_traceback() -> None:

@@ -1,13 +1,17 @@
-"""SGLang's chat conversion as the renderer uses it: a prompt's length is looked at before it is tokenized."""
+"""SGLang 0.5.20's chat conversion, with a prompt's length checked before it is tokenized."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 
 from app.errors import ContextOverflow
+
+REPLACED: Mapping[str, str] = {
+    "entrypoints.openai.serving_chat:OpenAIServingChat._render_and_encode_chat_template": "705bebe2bd3cbd52",
+}
 
 
 class PromptTooLong(BaseException):
@@ -22,7 +26,7 @@ class MeasuredChat(OpenAIServingChat):
     """A loaded `OpenAIServingChat` that several threads may convert with.
 
     Of SGLang's conversion only its cache of rendered prompts (for models that see) is changed by a
-    request, and is no longer used: nobody sends the same prompt twice within 64 others.
+    request. It is not used here: nobody sends the same prompt twice within 64 others.
     """
 
     def __init__(self, chat: OpenAIServingChat, check_length: Callable[[str], None]) -> None:
@@ -38,7 +42,7 @@ class MeasuredChat(OpenAIServingChat):
         encode_kwargs: dict[str, Any],
         use_cache: bool,
     ) -> tuple[str, list[int], None]:
-        """See SGLang; raises PromptTooLong between its two steps."""
+        """Apply the template and tokenize, as SGLang does; raises PromptTooLong between the two."""
         del use_cache
         tokenizer = self.tokenizer_manager.tokenizer
         text = tokenizer.apply_chat_template(

@@ -1,4 +1,4 @@
-"""The path from SGLang's detokenizer to our streams: one pass over each batch, no per-request task.
+"""The path from SGLang 0.5.20's detokenizer to our streams: one pass over each batch, no per-request task.
 
 SGLang's own path builds a `meta_info` dict and runs a waiter with a time-out for every request and
 token; here a batch's columns go to the request's sink. Requests that are not ours (none in normal
@@ -6,8 +6,8 @@ service) take SGLang's path. For ours this leaves out what that path also does: 
 tokenizer-side metrics and traces, request dumps, LoRA release, weight versions, hidden states and
 speculative-decoding details; none of it is offered through `SGLangEngine`, which measures for itself.
 
-Nothing here ends the process: a failure goes once to `on_failure`. Output that contradicts what came before
-ends its own choice, and no other.
+Nothing here ends the process: a failure goes once to `on_failure`. Output that does not agree with what came
+before ends its own choice, and no other.
 """
 
 from __future__ import annotations
@@ -15,39 +15,41 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
 import zmq
 from sglang.srt.managers.io_struct import (
     AbortReq,
     BatchStrOutput,
     TokenizedGenerateReqInput,
     sock_recv,
-    unwrap_from_pickle,
 )
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
 
 from app.core import Counts
-from app.engine.grammar.cost import GRAMMAR_ENDED
-from app.engine.sglang.continuation import NOT_CONTINUED, with_continued
 from app.engine.sglang.live_choices import (
     ABORTED,
-    Contradiction,
     Decode,
     Finish,
     LiveChoice,
     LiveChoices,
+    OutputMismatch,
     Replay,
     Step,
 )
-from app.errors import BadRequest, EngineFailed, EngineOverloaded, GrammarTooSlow, ServingError
+from app.engine.sglang.patches.continued_requests import NOT_CONTINUED, with_continued
+from app.errors import EngineFailed
 
-RETRY_AFTER_FULL_S = 1
+REPLACED: Mapping[str, str] = {
+    "managers.tokenizer_manager:TokenizerManager._tokenize_texts": "4b355115b2344bd9",
+    "managers.tokenizer_manager:TokenizerManager._validate_one_request": "b89805baf364d512",
+    "managers.tokenizer_manager:TokenizerManager._handle_abort_req": "75b01eedc2169c30",
+    "managers.tokenizer_manager:TokenizerManager.auto_create_handle_loop": "b1681bd4acbde29d",
+}
 RECEIVING_S = 0.005
 """Seconds, or one batch, for which the event loop takes the engine's output before all else."""
 _new_tuple = tuple.__new__
@@ -59,7 +61,7 @@ class HandoverTokenizerManager(TokenizerManager):
     def __init__(self, server_args: Any, port_args: Any, **options: Any) -> None:
         super().__init__(server_args, port_args, **options)
         self._on_failure: Callable[[str], None] = lambda _reason: None
-        self._on_contradiction: Callable[[str, str], None] = lambda _rid, _what: None
+        self._on_mismatch: Callable[[str, str], None] = lambda _rid, _what: None
         self._max_tokens: Callable[[int, int | None], int] | None = None
         self.num_retractions = 0
         """Times that requests of ours, ended by now, were set aside for lack of KV memory."""
@@ -67,7 +69,7 @@ class HandoverTokenizerManager(TokenizerManager):
         """Messages received; while choices are open, an engine that sends none makes no progress."""
         self._live = LiveChoices()
         self._cut_off: set[str] = set()
-        """Choices that were ended here, and whose last step is still to come."""
+        """Choices that were ended here, and whose last step has not arrived."""
         # The socket without asyncio around it: a future for each batch costs more than the batch.
         self._inbox: Any = zmq.Socket.shadow(self.recv_from_detokenizer.underlying)
         self._receiving: asyncio.AbstractEventLoop | None = None
@@ -76,7 +78,7 @@ class HandoverTokenizerManager(TokenizerManager):
     # --- requests
 
     async def submit(self, choice: LiveChoice) -> None:
-        """Send a copy of a choice's request, to go on behind the ids that are known of its answer."""
+        """Send a copy of a choice's request, to continue behind the ids of its answer so far."""
         rid, sent = choice.rid, copy.copy(choice.request)
         sent.rid, sent.routed_dp_rank = rid, choice.replica
         # Sending moves image features into shared memory, in place; a prompt may be sent again.
@@ -114,7 +116,7 @@ class HandoverTokenizerManager(TokenizerManager):
             del self.rid_to_state[obj.rid]
 
     async def _tokenize_texts(self, texts: Any, is_cross_encoder: bool = False) -> Any:  # noqa: FBT001, FBT002  # SGLang's
-        """See SGLang, which would tokenize on the event loop what stands beside an image."""
+        """Tokenize the text beside an image in a thread; SGLang would do it on the event loop."""
         tokenizing = super()._tokenize_texts(texts, is_cross_encoder)
         if self.async_dynamic_batch_tokenizer is not None:  # it has a thread already
             return await tokenizing
@@ -147,9 +149,9 @@ class HandoverTokenizerManager(TokenizerManager):
         self._live, self._max_tokens, self._on_failure = live, max_tokens, on_failure
         self.auto_create_handle_loop()
 
-    def serve(self, live: LiveChoices, on_contradiction: Callable[[str, str], None]) -> None:
-        """Go over to other choices; `on_contradiction` gets a choice's id, and what is wrong with it."""
-        self._live, self._on_contradiction = live, on_contradiction
+    def serve(self, live: LiveChoices, on_mismatch: Callable[[str, str], None]) -> None:
+        """Serve other choices; `on_mismatch` gets a choice's id, and what is wrong with it."""
+        self._live, self._on_mismatch = live, on_mismatch
 
     def auto_create_handle_loop(self) -> None:
         """Start receiving on the running loop; unlike SGLang's, installs no signal handlers."""
@@ -160,7 +162,7 @@ class HandoverTokenizerManager(TokenizerManager):
         self.asyncio_tasks.add(loop.create_task(self._handle_others()))
 
     def disconnect(self) -> None:
-        """Take nothing more of what comes; a second call does nothing."""
+        """Receive nothing more; a second call does nothing."""
         receiving, self._receiving = self._receiving, None
         if receiving is not None:
             receiving.remove_reader(self._inbox.fileno())
@@ -179,9 +181,9 @@ class HandoverTokenizerManager(TokenizerManager):
         self.load_snapshot_reader.close()
 
     def _on_readable(self) -> None:
-        """Take what has come; the descriptor tells of it once.
+        """Receive all messages that have arrived; the descriptor signals them once.
 
-        Where that takes longer than the engine needs for more, it would never end: the rest has its turn
+        Where that takes longer than the engine needs for more, it would never end: the rest is received
         after whatever else waits for the loop.
         """
         inbox = self._inbox
@@ -200,8 +202,8 @@ class HandoverTokenizerManager(TokenizerManager):
         if type(message) is not BatchStrOutput:
             self._others.put_nowait(message)
             return
-        if rows := self._hand_over(message):
-            self._others.put_nowait(_only(message, rows))
+        if self._hand_over(message):
+            self._others.put_nowait(message)  # SGLang leaves out the rows that are not its own
 
     async def _handle_others(self) -> None:
         """SGLang's own handling of what is not ours, in order of arrival."""
@@ -244,17 +246,13 @@ class HandoverTokenizerManager(TokenizerManager):
                 elif rid in self.rid_to_state:
                     rows_of_others.append(row)
                 else:
-                    self._came_late(rid, finish)
+                    self._drop_stale(rid, finish)
                 continue
             if finish is not None:
                 del running[rid]
                 self.num_retractions += batch.retraction_counts[row]
-                if finish.get("status_code") is not None:  # an error, and no tokens
-                    _end_refused(choice, finish)
-                    continue
-                if finish["type"] == "abort" and not choice.aborted:
-                    _end_refused(choice, finish | {"status_code": HTTPStatus.INTERNAL_SERVER_ERROR})
-                    continue
+                self._end(choice, text, token_ids, finish, counts, (batch, row))
+                continue
             # What `choice.take(...)` does, for the same reason.
             ids = choice.ids
             if len(token_ids) == 1:  # half the time of `extend`
@@ -262,28 +260,48 @@ class HandoverTokenizerManager(TokenizerManager):
             else:
                 ids.extend(token_ids)
             if len(ids) != completion:
-                self._contradicts(choice, f"{len(ids)} token ids, and a count of {completion}")
+                self._end_mismatched(choice, f"{len(ids)} token ids, and a count of {completion}")
                 continue
             choice.num_chars += len(text)
-            choice.sink.take(text, token_ids, finish, counts, batch, row)
+            choice.sink.take(text, token_ids, None, counts, batch, row)
         return rows_of_others
+
+    def _end(
+        self,
+        choice: LiveChoice,
+        text: str,
+        token_ids: Sequence[int],
+        finish: dict[str, Any],
+        counts: Counts,
+        step: Step,
+    ) -> None:
+        """Give a choice its last step."""
+        num_ids = len(choice.ids) + len(token_ids)
+        if finish.get("status_code") is not None:  # an error, and no tokens
+            choice.end_refused(finish)
+        elif finish["type"] == "abort" and not choice.aborted:
+            choice.end_refused(finish | {"status_code": HTTPStatus.INTERNAL_SERVER_ERROR})
+        elif num_ids != counts.completion_tokens:
+            self._end_mismatched(choice, f"{num_ids} token ids, and a count of {counts.completion_tokens}")
+        else:
+            choice.take(text, token_ids, finish, counts, step)
 
     def _hand_over_again(
         self, rid: str, text: str, token_ids: Sequence[int], finish: Finish, counts: Counts, step: Step
     ) -> None:
-        """Give a step to a choice that goes on."""
+        """Give a step to a choice that is continued."""
         replay = self._live.replaying[rid]
         choice = replay.choice
         if finish is not None and finish.get("status_code") is not None:
             del self._live.replaying[rid]
             if str(finish.get("message")).startswith(NOT_CONTINUED):
-                self._on_contradiction(rid, "its own ids are not allowed by its grammar")
-            _end_refused(choice, finish)
+                self._on_mismatch(rid, "its own ids are not allowed by its grammar")
+            choice.end_refused(finish)
             return
         try:
             replay.take(text, token_ids, finish, counts, step)
-        except Contradiction as exc:
-            self._contradicts(choice, str(exc))
+        except OutputMismatch as exc:
+            self._end_mismatched(choice, str(exc))
             return
         if finish is not None:
             del self._live.replaying[rid]
@@ -291,19 +309,19 @@ class HandoverTokenizerManager(TokenizerManager):
             del self._live.replaying[rid]
             self._live.running[rid] = choice
 
-    def _came_late(self, rid: str, finish: Finish) -> None:
+    def _drop_stale(self, rid: str, finish: Finish) -> None:
         """Drop a step of a choice that has ended; those that were cut off here may still have some."""
         if rid not in self._cut_off:
-            self._on_contradiction(rid, "output after its end")
+            self._on_mismatch(rid, "output after its end")
         elif finish is not None:
             self._cut_off.remove(rid)
 
-    def _contradicts(self, choice: LiveChoice, what: str) -> None:
-        """End a choice whose output cannot be trusted; the others go on."""
+    def _end_mismatched(self, choice: LiveChoice, what: str) -> None:
+        """End a choice whose output cannot be trusted, and no other."""
         self._live.pop(choice.rid)
         self._cut_off.add(choice.rid)
         self.abort_all_of(choice.rid)
-        self._on_contradiction(choice.rid, what)
+        self._on_mismatch(choice.rid, what)
         choice.sink.fail(EngineFailed(f"The engine's output for this request contradicts itself: {what}."))
 
     def _handle_abort_req(self, recv_obj: AbortReq) -> None:
@@ -312,46 +330,4 @@ class HandoverTokenizerManager(TokenizerManager):
         if choice is None:
             super()._handle_abort_req(recv_obj)
             return
-        _end_refused(choice, recv_obj.finished_reason or {**ABORTED, "message": recv_obj.abort_message})
-
-
-def _end_refused(choice: LiveChoice, finish: dict[str, Any]) -> None:
-    """End a choice that SGLang did not run to an end; while a grammar compiles it refuses what we abort."""
-    if choice.aborted:
-        choice.end_aborted()
-    else:
-        choice.sink.take("", (), finish, choice.sink.counts, None, 0)
-
-
-def refusal(finish: dict[str, Any], grammar_param: str | None = None) -> ServingError | None:
-    """The error in an abort that SGLang itself decided; None for one that we asked for.
-
-    `grammar_param` is the request's parameter that has its grammar.
-    """
-    status = finish.get("status_code")
-    if status is None:
-        return None
-    message = str(finish.get("message") or "the engine refused the request")
-    if message.startswith(GRAMMAR_ENDED):
-        words = message.removeprefix(GRAMMAR_ENDED)
-        return GrammarTooSlow(
-            f"The request was ended, for its grammar is too slow: {words}.", param=grammar_param
-        )
-    if message.startswith(NOT_CONTINUED):
-        return EngineFailed(f"The engine was started again. {message}.", code="engine_restarted")
-    if status == HTTPStatus.BAD_REQUEST:
-        return BadRequest(message)
-    if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
-        return EngineOverloaded(message, retry_after_s=RETRY_AFTER_FULL_S)
-    return EngineFailed(message)
-
-
-def _only(batch: BatchStrOutput, rows: list[int]) -> BatchStrOutput:
-    """A batch of some of a batch's rows."""
-    total = len(batch.rids)
-    columns = {}
-    for column in msgspec.structs.fields(type(batch)):
-        value = unwrap_from_pickle(getattr(batch, column.name))
-        if isinstance(value, list) and len(value) == total:
-            columns[column.name] = [value[row] for row in rows]
-    return msgspec.structs.replace(batch, **columns)
+        choice.end_refused(recv_obj.finished_reason or {**ABORTED, "message": recv_obj.abort_message})

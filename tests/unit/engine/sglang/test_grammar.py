@@ -7,13 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.engine.sglang.grammar import GrammarCheck, NoGrammars, grammar_check
-from app.engine.sglang.speculation import check_speculation
+from app.engine.grammar.cost import GrammarBudget
+from app.engine.sglang.grammar import GrammarCheck, grammar_check
 from app.errors import UnsupportedParameter
-from app.settings import SettingsError
-
-WHERE = "[engine.sglang]"
-EAGLE = {"speculative_algorithm": "EAGLE"}
 
 
 def request(**parameters: Any) -> Any:
@@ -23,12 +19,16 @@ def request(**parameters: Any) -> Any:
     )
 
 
-def test_a_grammar_backend_beside_it_is_refused_by_name() -> None:
-    """At start, with what to do."""
-    for fine in ({}, EAGLE, EAGLE | {"grammar_backend": "none"}, {"grammar_backend": "xgrammar"}):
-        check_speculation(fine, WHERE)
-    with pytest.raises(SettingsError, match=r"grammar_backend: .* leave this or speculative_algorithm out"):
-        check_speculation(EAGLE | {"grammar_backend": "xgrammar"}, WHERE)
+def check_of(backend: str, *, speculative: bool = False) -> GrammarCheck:
+    """The check of a model whose tokenizer xgrammar does not know."""
+
+    def unknown() -> tuple[None, None]:
+        return None, None
+
+    manager = SimpleNamespace(tokenizer=SimpleNamespace(init_xgrammar=unknown), model_config=None)
+    return grammar_check(
+        manager, backend, any_whitespace=True, speculative=speculative, budget=GrammarBudget()
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,7 @@ async def test_every_grammar_is_refused_by_its_parameter(
     sampling: dict[str, Any], sent: dict[str, Any], param: str
 ) -> None:
     """The message says why, and what works."""
-    check = grammar_check(None, "none", speculative=True)
-    assert check is not None
+    check = check_of("none", speculative=True)
     with pytest.raises(UnsupportedParameter, match="speculative decoding") as refused:
         await check.check("owner", sampling, request(**sent))
     assert (refused.value.param, refused.value.status) == (param, 400)
@@ -59,13 +58,23 @@ async def test_every_grammar_is_refused_by_its_parameter(
 
 async def test_a_request_without_a_grammar_passes() -> None:
     """Tools that the model may call need none."""
-    check = grammar_check(None, "none", speculative=True)
-    assert check is not None
+    check = check_of("none", speculative=True)
     await check.check("owner", {"json_schema": None, "max_new_tokens": 3}, request(tools=[{}]))
 
 
-def test_a_backend_whose_cost_is_not_known_is_left_unchecked() -> None:
-    """The operator chose it; without any backend all grammars are refused."""
-    assert grammar_check(None, "llguidance", speculative=False) is None
-    assert isinstance(grammar_check(None, "xgrammar", speculative=False), NoGrammars)
-    assert not isinstance(grammar_check(None, "none", speculative=False), GrammarCheck)
+REGEX: dict[str, Any] = {"regex": "a"}
+
+
+async def test_a_backend_whose_cost_is_not_known_is_left_unchecked() -> None:
+    """The operator chose it."""
+    await check_of("llguidance").check("owner", REGEX, request(**REGEX))
+
+
+@pytest.mark.parametrize("backend", ["none", "xgrammar"])
+async def test_without_any_backend_all_grammars_are_refused(backend: str) -> None:
+    """Also where SGLang's backend does not know the tokenizer; nothing is started for it."""
+    check = check_of(backend)
+    await check.start()
+    with pytest.raises(UnsupportedParameter, match="served without grammars"):
+        await check.check("owner", REGEX, request(**REGEX))
+    await check.aclose()

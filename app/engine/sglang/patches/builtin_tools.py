@@ -1,11 +1,17 @@
-"""The built-in model's tool-call format, as one more of SGLang's."""
+"""The built-in model's tool-call format, as one more of SGLang 0.5.20's."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.qwen25_detector import Qwen25Detector
 
 from app.engine.sglang.args import BUILTIN_TOOL_PARSER
+
+REPLACED: Mapping[str, str] = {
+    "function_call.qwen25_detector:Qwen25Detector.supports_structural_tag": "de1673d05e46dd04",
+}
 
 
 class BuiltinDetector(Qwen25Detector):
@@ -19,6 +25,9 @@ class BuiltinDetector(Qwen25Detector):
         return False
 
 
-def register() -> None:
-    """Make the format known to SGLang in this process."""
+def load_sglang() -> None:
+    """Load SGLang's plug-ins, and make the format known to it in this process."""
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
     FunctionCallParser.ToolCallParserEnum[BUILTIN_TOOL_PARSER] = BuiltinDetector

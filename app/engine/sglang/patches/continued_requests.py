@@ -1,11 +1,11 @@
-"""Answers that go on: a request is queued in SGLang's scheduler as if it had been retracted.
+"""Answers that continue: a request is queued in SGLang 0.5.20's scheduler as if it had been retracted.
 
 SGLang sets a running request aside when memory is short, and later reads its prompt and its answer so far
 in one prefill. A request that brings token ids of its answer takes the same way in a scheduler that has
-never seen it: `max_tokens`, stops, counts and text go on as if it had run here. What retraction itself
+never seen it: `max_tokens`, stops, counts and text continue as if it had run here. What retraction itself
 forgets is rebuilt from the ids: the state of the grammar here, the penalties and the count for `min_tokens`
 in app.engine.sglang.patches.penalties. A grammar is walked beside the step, in a thread that compiles others;
-the request waits meanwhile as if its grammar were being compiled, so that all ranks take it up in one step.
+the request waits meanwhile as if its grammar were being compiled, so that all ranks admit it in one step.
 
 `with_continued` runs in the server, all else in the scheduler's process.
 """
@@ -15,19 +15,22 @@ from __future__ import annotations
 import copy
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler import Scheduler
 
+REPLACED: Mapping[str, str] = {
+    "managers.scheduler:Scheduler._add_request_to_queue": "1de9ccc7bb0f1e93",
+}
 CONTINUED = "continued_ids"
 """The key in `custom_params`, which SGLang hands through and no caller may send."""
-NOT_CONTINUED = "The answer cannot go on: "
+NOT_CONTINUED = "The answer cannot continue: "
 """The start of the message of an answer whose state could not be rebuilt."""
 WALK_PIECE = 256
-"""Ids that a grammar accepts before its thread lets the step go on: 0.2 ms at 0.7 us an id."""
+"""Ids that a grammar accepts before its thread yields to the step: 0.2 ms at 0.7 us an id."""
 WALKED_KEY = ("continued", "")
 """SGLang keeps a copy of the grammar that it waited for under a key; all of these have one."""
 
@@ -40,7 +43,7 @@ def with_continued(sampling_params: Any, token_ids: Iterable[int]) -> Any:
 
 
 def install() -> None:
-    """Replace the method of SGLang 0.5.20 that queues a request."""
+    """Replace the method that queues a request."""
     queue = Scheduler._add_request_to_queue  # noqa: SLF001
 
     def add_request_to_queue(self: Any, req: Req, is_retracted: bool = False) -> None:  # noqa: FBT001, FBT002  # SGLang's
@@ -58,13 +61,11 @@ def install() -> None:
 
 
 def _continued_ids(req: Req) -> list[int] | None:
-    """The ids that a request's answer begins with."""
     custom = req.sampling_params.custom_params
     return custom.get(CONTINUED) if isinstance(custom, dict) else None
 
 
 def _forget_continued(req: Req) -> None:
-    """Take them out of its parameters."""
     custom = req.sampling_params.custom_params
     del custom[CONTINUED]
     if custom.keys() == {"__req__"}:  # SGLang's reference to the request, for custom_params alone
@@ -72,7 +73,7 @@ def _forget_continued(req: Req) -> None:
 
 
 def _has_to_walk(req: Req) -> bool:
-    """Whether the request has a grammar that stands at its beginning."""
+    """True if the request has a grammar that stands at its beginning."""
     ended = req.finished() or req.to_finish is not None  # refused, or aborted while its grammar compiled
     return not ended and req.grammar is not None and not hasattr(req.grammar, "allows_continued")
 
@@ -116,7 +117,7 @@ def _walk(grammar: Any, token_ids: list[int]) -> Any:
         grammar.allows_continued = False
     else:
         grammar.allows_continued = True
-    inner.request_meter = None  # of many steps at once (app.engine.sglang.grammar_guard)
+    inner.request_meter = None  # of many steps at once (app.engine.sglang.patches.grammar_guard)
     return grammar
 
 

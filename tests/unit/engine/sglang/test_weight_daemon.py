@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from app.engine.sglang import weight_daemon
+from app.engine.sglang.allowed_args import check_weight_cache
 from app.engine.sglang.args import BUILTIN_MODEL, SGLangOptions, server_arguments
 from app.engine.sglang.platform import prepare_process
-from app.engine.sglang.weight_cache import check_weight_cache
 from app.engine.sglang.weight_daemon import SHARED, daemon_command
 from app.settings import SettingsError
 

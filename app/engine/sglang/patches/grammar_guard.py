@@ -1,4 +1,4 @@
-"""The guard in SGLang's scheduler: a request whose grammar holds up the step is ended, and alone.
+"""The guard in SGLang 0.5.20's scheduler: a request whose grammar holds up the step is ended, and alone.
 
 Masks and accepted tokens are counted in CPU time (app.engine.grammar.cost). A step has so much time for
 the masks of all; a grammar that takes more than its share for long is aborted, by the way that SGLang's
@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,6 +28,13 @@ from sglang.srt.managers.scheduler import Scheduler
 from app.engine.grammar.cost import GRAMMAR_ENDED, CostMeter
 from app.engine.sglang.stall_limit import STALL_S, StallLimit
 
+REPLACED: Mapping[str, str] = {
+    "constrained.xgrammar_backend:XGrammarGrammar.fill_vocab_mask": "2502ff7bbb5068dd",
+    "constrained.xgrammar_backend:XGrammarGrammar.accept_token": "10ac43f0c3da49ef",
+    "constrained.base_grammar_backend:BaseGrammarObject.fill_vocab_mask_batched": "f3afe29c6c70b50e",
+    "constrained.base_grammar_backend:BaseGrammarBackend.__init__": "3cbfdbe2e8000e68",
+    "managers.scheduler:Scheduler._poll_timeout_aborts": "18b8badab95c9fe5",
+}
 STEP_SHARES = 5
 """A step may spend five times a grammar's allowance on masks; more grammars than that share it."""
 MIN_SHARE = 0.05
@@ -57,7 +64,7 @@ class GrammarGuard:
         self._any_exceeded = False
 
     def install(self) -> None:
-        """Replace the methods of SGLang 0.5.20 that fill masks, accept tokens, and look for time-outs."""
+        """Replace the methods that fill masks, accept tokens, and look for time-outs."""
         os.environ.update({name: os.environ.get(name, value) for name, value in POLL_ENVIRON.items()})
         fill, accept = XGrammarGrammar.fill_vocab_mask, XGrammarGrammar.accept_token
         poll = Scheduler._poll_timeout_aborts  # noqa: SLF001
@@ -94,7 +101,7 @@ class GrammarGuard:
             else:
                 rows.append(entry)
         for entry in self._filler.fill(rows, vocab_mask):
-            _meter(entry.grammar, self._mask_ms).stall()
+            _meter(entry.grammar, self._mask_ms).stalled = True
             self._any_exceeded = True
 
     def fill(self, grammar: Any, fill: Callable[[], None]) -> None:
@@ -133,20 +140,12 @@ class GrammarGuard:
 
 
 class RequestMeter(CostMeter):
-    """The cost of one request's grammar, and whether a mask took so long that it was left behind."""
+    """The cost of one request's grammar; `stalled` once a mask took so long that it was left behind."""
 
-    __slots__ = ("stalled",)
-
-    def __init__(self, mask_ms: float) -> None:
-        super().__init__(mask_ms)
-        self.stalled = False
-
-    def stall(self) -> None:
-        """Note that a mask was left behind."""
-        self.stalled = True
+    stalled = False
 
     def in_words(self) -> str:
-        """See CostMeter; a mask that was left behind is not in its sums."""
+        # A mask that was left behind is not in the sums.
         if self.stalled:
             return f"choosing one of its tokens took more than {STALL_S:g} s of the scheduler's time"
         return super().in_words()

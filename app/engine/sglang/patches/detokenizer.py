@@ -1,18 +1,23 @@
-"""SGLang's detokenizer, sending only what the hand-over reads, and reading no text again without end.
+"""SGLang 0.5.20's detokenizer, sending only what the hand-over reads, and reading no text again without end.
 
 Half of the time that a batch takes to unpickle in the server goes into each request's scheduler
 timings, which only SGLang's own metrics use, and into one array object per request.
 
-SGLang 0.5.20 decodes all tokens since the last whole character with each new one. `logit_bias` can force an
+SGLang decodes all tokens since the last whole character with each new one. `logit_bias` can force an
 answer of half characters: after 4,000 of them each choice takes 0.9 ms a step, in the process of everyone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sglang.srt.managers.detokenizer_manager import DetokenizerManager, run_detokenizer_process
 
+REPLACED: Mapping[str, str] = {
+    "managers.detokenizer_manager:DetokenizerManager.handle_batch_token_id_out": "1b6df998fec82ee2",
+    "managers.detokenizer_manager:DetokenizerManager._decode_batch_token_id_output": "8387a2398f081d32",
+}
 MAX_BROKEN_TOKENS = 32
 """Tokens without a whole character after which their text is taken as it is; a character has four at most."""
 
@@ -36,7 +41,7 @@ class HandoverDetokenizer(DetokenizerManager):
         return texts
 
     def _taken_as_it_is(self, status: Any, recv_obj: Any, row: int) -> str:
-        """What is left of a row's text, broken or not; what comes next is decoded without it."""
+        """The rest of a row's text, broken or not; later tokens are decoded without it."""
         context, text = self._grouped_batch_decode(
             [status.decode_ids[status.surr_offset : end] for end in (status.read_offset, None)],
             [recv_obj.skip_special_tokens[row]] * 2,
