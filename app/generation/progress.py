@@ -81,18 +81,18 @@ class ReleasedBefore:
         return self._screen.halted
 
     @property
-    def suspects(self) -> bool:
+    def in_review(self) -> bool:
         """See AnswerScreen."""
-        return self._screen.suspects
+        return self._screen.in_review
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
         """See AnswerScreen. Raises Diverged too."""
         released = self._screen.feed(delta)
         return list(self._news(released)) if self._behind else released
 
-    async def examined(self) -> Sequence[Delta]:
+    async def review(self) -> Sequence[Delta]:
         """See AnswerScreen. Raises Diverged too."""
-        return list(self._news(await self._screen.examined()))
+        return list(self._news(await self._screen.review()))
 
     def drain(self) -> Sequence[Delta]:
         """See AnswerScreen. Of an answer that says something else, nothing."""

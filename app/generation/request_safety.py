@@ -30,15 +30,15 @@ class AnswerScreen(Protocol):
         ...
 
     @property
-    def suspects(self) -> bool:
-        """Whether `examined` is to be asked before another delta is fed."""
+    def in_review(self) -> bool:
+        """Whether `review` is to be asked before another delta is fed."""
         ...
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
         """What may be released now that `delta` has come. Raises ScreenFailed."""
         ...
 
-    async def examined(self) -> Sequence[Delta]:
+    async def review(self) -> Sequence[Delta]:
         """What may be released once the suspected part is examined. Raises ScreenFailed."""
         ...
 
@@ -107,13 +107,13 @@ class PassThrough:
     """The screen of an unscreened answer: every delta passes."""
 
     halted: Verdict | None = None
-    suspects = False
+    in_review = False
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
         """See AnswerScreen."""
         return (delta,)
 
-    async def examined(self) -> Sequence[Delta]:
+    async def review(self) -> Sequence[Delta]:
         """See AnswerScreen."""
         return ()
 

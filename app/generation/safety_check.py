@@ -24,11 +24,11 @@ from app.safety.counters import SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policies, Policy
 from app.safety.policies.policy_prompt import PolicyPrompt
-from app.safety.screens.answer_examiner import AnswerExaminer
 from app.safety.screens.prompt_screen import PromptScreen
 from app.safety.screens.remembered import Judged, JudgedTexts
+from app.safety.screens.second_stage import SecondStage
+from app.safety.screens.steering import Steering, steering_of
 from app.safety.screens.stream_screen import Screening, StreamScreen
-from app.safety.screens.stream_terms import Steering, steering_of
 from app.safety.text.turns import Message, Turns, conversation_of, read_request, text_of
 from app.safety.verdict import ScreenBusy, ScreenFailed, Verdict, as_state, from_state, stricter
 from app.store import conversations, safety_events
@@ -52,7 +52,7 @@ class SafetyService:
         database: Database,
         log: FilteringBoundLogger,
         recorder: SafetyRecorder,
-        examiner: AnswerExaminer | None = None,
+        second_stage: SecondStage,
         guard: Callable[[], GuardTier | None] = lambda: None,
         fail_open: bool = False,
     ) -> None:
@@ -61,7 +61,7 @@ class SafetyService:
         self.policies = policies
         self.counters = counters
         self.recorder = recorder
-        self._examiner = examiner
+        self._second_stage = second_stage
         self.guard = guard
         self.fail_open = fail_open
         self.policy_prompt = PolicyPrompt()
@@ -78,8 +78,7 @@ class SafetyService:
         """Queue what is recorded and not written yet, and end the screens' threads; the store is open."""
         self.recorder.flush()
         self.prompts.close()
-        if self._examiner is not None:
-            self._examiner.close()
+        self._second_stage.close()
 
     def of(self, request: ChatRequest, key: Key | None) -> RequestSafety:
         """What a request made with `key` goes through."""
@@ -310,7 +309,7 @@ class ScreenedRequest:
                 self._policy,
                 owner=self.request.owner,
                 steering=self._steering,
-                examine_end=self.request.moderated,
+                scores_wanted=self.request.moderated,
                 on_broken=broke,
                 fail_open=service.fail_open,
             )
@@ -332,7 +331,7 @@ class ScreenedRequest:
         assert self._verdict is not None
         prompt = as_enforced(self._verdict, self._policy)
         halted = screening.halted
-        verdicts = screening.verdicts(scored=self.request.moderated or halted is not None)
+        verdicts = screening.verdicts()
         if screening.broken:
             if not self.request.moderated:
                 return None

@@ -13,8 +13,8 @@ from app.safety.classifiers.bundled_models import Models
 from app.safety.counters import SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policies
-from app.safety.screens.answer_examiner import AnswerExaminer
 from app.safety.screens.prompt_screen import PromptScreen
+from app.safety.screens.second_stage import SecondStage
 from app.safety.screens.stream_screen import StreamScreen
 from app.settings import Settings
 from app.store.database import Database
@@ -30,17 +30,13 @@ def safety_service(
     guard: Callable[[], GuardTier | None],
 ) -> SafetyService:
     """The screens and their policy. Raises SettingsError."""
-    examiner = None if models.examiner is None else AnswerExaminer(models.examiner, counters)
+    second_stage = SecondStage(models.second_stage, counters)
     path = Path(settings.safety_policy) if settings.safety_policy else None
     return SafetyService(
         PromptScreen(
             models.prompts, counters, sure_below=models.sure_below, fail_open=settings.safety_fail_open
         ),
-        StreamScreen(
-            models.answers,
-            held_s=counters.hold_back.observe,
-            examine=None if examiner is None else examiner.examine,
-        ),
+        StreamScreen(models.answers, second_stage.review, counters.hold_back.observe),
         Policies(
             path,
             models.directory,
@@ -52,7 +48,7 @@ def safety_service(
         database=database,
         log=log,
         recorder=SafetyRecorder(database, log, settings.safety_records_days),
-        examiner=examiner,
+        second_stage=second_stage,
         guard=guard,
         fail_open=settings.safety_fail_open,
     )

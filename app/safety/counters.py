@@ -35,7 +35,7 @@ class SafetyCounters:
         self.hold_back = hold_back
         """Seconds from when a delta came until it was released."""
         self.examined_answers = 0
-        """Examinations of answers: what the model that hears every token suspected, and watched answers."""
+        """Reviews of answers by the second stage: flagged ones, and those to watched prompts."""
         self.leaked_tokens = 0
         """Tokens of halted answers that were released after the one where the harm began, as screened."""
         self.dropped_tokens = 0

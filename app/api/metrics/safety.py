@@ -56,7 +56,7 @@ OF_SCREENS = (
     counter(
         "tokenring_safety_examined_answers_total",
         "examinations",
-        "Answers read by the encoder, as they were suspect or their prompts watched.",
+        "Answers read by the encoder, as they were flagged or their prompts watched.",
         lambda s: s.examined_answers,
         labels=(),
     ),

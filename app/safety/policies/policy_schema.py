@@ -15,8 +15,8 @@ from app.safety.policies import alignment
 from app.safety.policies.alignment import VERSION, Alignment
 from app.safety.policies.allow import MAX_ENTRIES, MAX_PHRASE_CHARS, MIN_PHRASE_CHARS, AllowEntry
 from app.safety.policies.policy_file import RATES, Images, Mode, PolicyError, PolicyFile, Rule
-from app.safety.policies.thresholds import MAX_FPR, MIN_FPR
 from app.safety.text.hard_list import HardList
+from app.safety.thresholds import MAX_FPR, MIN_FPR
 from app.safety.verdict import Action
 from app.toml_tables import Location, problems, together
 

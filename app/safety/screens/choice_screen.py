@@ -1,146 +1,210 @@
-"""One choice of an answer on its way out: what of it is read, held, released, withheld.
+"""One choice of an answer: what of it is read, held, reviewed, released and withheld.
 
-An end that the model chose releases what was read and did not halt. An end that the caller could choose
-(length, stop strings and ids, grammar, cancel) releases it only up to where the model was in no doubt and no
-hard-listed span may have begun: asking again with another cut reads no further.
+An end that the model chose releases all that was read and did not halt. An end that the caller could choose
+(length, stop strings and ids, grammar, cancel) withholds what may be the beginning of a hard-listed span:
+another request with another cut reads no further.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 
-from app.core import Counts, Delta, FinishReason
-from app.safety.screens.heard_text import HeardText
-from app.safety.screens.span_reader import Position, SpanReader
-from app.safety.screens.stream_terms import Suspicion, Terms
+from app.core import Channel, Counts, Delta
+from app.safety.policies.policy import Policy
+from app.safety.screens.answer_review import AnswerClassifier, AnswerReview
+from app.safety.screens.span_reader import EVERYWHERE, MatchState, Position, SpanReader
+from app.safety.screens.steering import Steering
 from app.safety.text.escapes import undone
+from app.safety.text.hard_list import HardList
+from app.safety.thresholds import MIN_SPAN_CHARS, READ_AT_ONCE_TOKENS
 from app.safety.verdict import Scores, Verdict
-from app.safety.verdict import harm as harm_of
 
-MIN_PREFIX = 4
-"""Characters from which on a span's beginning is withheld where a caller's limit cut the answer off in it."""
-HITS = 2
-"""Tokens in a row that halt; of several that come at once the model gives what two in a row reach."""
-EXAMINED_AGAIN, LEAST_AGAIN = 2, 32
-"""Factor by which a watched or suspect answer grows until it is examined again, and least tokens then."""
-HEARD_MORE = 1.0
-"""A suspect answer is examined again when the logit of what was heard has grown by this."""
-AT_ONCE = 4
-"""Tokens that a model in no doubt reads at once, where twice as many at least are held back anyway."""
-_ALL = 1 << 62
-_EVERYWHERE = Position(_ALL, _ALL, _ALL)
+_ALL_TOKENS = 1 << 62
 
-_Held = tuple[Delta, int, Position]
-"""A delta that waits: the tokens there were with it, and how far the hard list had read."""
+
+class StreamState(Enum):
+    """How an answer stands after a delta.
+
+    clear    it goes out at once
+    held     the newest tokens wait for those that follow
+    review   all that is held waits for the second-stage classifier
+    halted   what is held is dropped, and the answer ends
+    """
+
+    CLEAR = "clear"
+    HELD = "held"
+    REVIEW = "review"
+    HALTED = "halted"
+
+
+CLEAR, HELD, REVIEW, HALTED = StreamState
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTerms:
+    """What all choices of a request are screened by."""
+
+    classifier: AnswerClassifier
+    policy: Policy
+    hard_list: HardList | None
+    match: MatchState
+    """How far a span may have begun in what stands in front of the answer."""
+    continued: str
+    """The text that the answer continues, which the classifier reads first."""
+    steering: Steering
+    prior: float
+    """The harm of the prompt."""
+    watched: bool
+    scores_wanted: bool
+    """Whether an answer is reviewed at its end in any case."""
+    held_s: Callable[[float], None]
+    clock_s: Callable[[], float]
+
+
+class HeldDeltas:
+    """The deltas of a choice that wait, in their order, and the counts of what was released."""
+
+    __slots__ = ("_terms", "_timed_s", "_timed_tokens", "queue", "released")
+
+    def __init__(self, terms: StreamTerms) -> None:
+        self._terms = terms
+        self.queue: deque[tuple[Delta, Position]] = deque()
+        """Each delta with how far the hard list had read then."""
+        self.released = Counts()
+        self._timed_tokens = -1
+        """The token of which the time is taken, one at a time; -1 for none."""
+        self._timed_s = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens wait."""
+        return (
+            self.queue[-1][0].counts.completion_tokens - self.released.completion_tokens if self.queue else 0
+        )
+
+    def skip(self, delta: Delta) -> None:
+        """Note that a delta goes out without being held."""
+        self.released = delta.counts
+        self._terms.held_s(0.0)
+
+    def append(self, delta: Delta, position: Position) -> None:
+        """Hold a delta."""
+        self.queue.append((delta, position))
+        if self._timed_tokens < 0:
+            self._timed_tokens, self._timed_s = delta.counts.completion_tokens, self._terms.clock_s()
+
+    def release(self, up_to_tokens: int, decided: Position) -> list[Delta]:
+        """Take out what is old enough, and in which no span has begun."""
+        queue, (plain, shown, spelled), out = self.queue, decided, []
+        while queue:
+            delta, position = queue[0]
+            if (
+                delta.counts.completion_tokens > up_to_tokens
+                or position[0] > plain
+                or position[1] > shown
+                or position[2] > spelled
+            ):
+                break
+            out.append(delta)
+            queue.popleft()
+        if out:
+            self.released = out[-1].counts
+            if 0 <= self._timed_tokens <= self.released.completion_tokens:
+                self._terms.held_s(self._terms.clock_s() - self._timed_s)
+                self._timed_tokens = -1
+        return out
+
+    def drop(self) -> list[Delta]:
+        """Take out all of it, which is not released."""
+        dropped = [delta for delta, _ in self.queue]
+        self.queue.clear()
+        return dropped
 
 
 class ChoiceScreen:
-    """One choice: what listens to it, its place in the hard list, and what is held of it."""
+    """One choice: it reads each delta for the classifier and the hard list, and holds what must wait."""
 
     __slots__ = (
         "_channel",
-        "_end",
-        "_examine_at",
-        "_examined_tokens",
-        "_found",
-        "_harm",
-        "_held",
-        "_hits",
-        "_in_no_doubt",
-        "_limit",
-        "_listener",
-        "_peak_harm",
-        "_pending",
-        "_previous",
-        "_read_tokens",
-        "_sampled_s",
-        "_sampled_tokens",
+        "_escape",
+        "_holdback_tokens",
         "_spans",
-        "_suspect_from",
-        "_target",
         "_terms",
-        "_text",
         "_tokens",
         "_unread",
-        "clean_until",
-        "hit_at",
-        "peak",
-        "released",
-        "suspected",
+        "held",
+        "review",
+        "state",
+        "verdict",
     )
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: StreamTerms) -> None:
         self._terms = terms
-        self._held: deque[_Held] = deque()
         self._channel: tuple[str, int] | None = None
-        self._listener = None if terms.model is None else terms.model.listen(terms.prior)
-        self._harm = 0.0
-        self._spans = None if terms.hard_list is None else SpanReader(terms.hard_list, terms.begun)
+        self._spans = None if terms.hard_list is None else SpanReader(terms.hard_list, terms.match)
+        self._unread = terms.continued
+        """Text that the classifier has not read."""
+        self._escape = ""
+        """An escape at the end of the text, of which the rest is still to arrive."""
         self._tokens = 0
-        self._sampled_tokens = -1
-        self._sampled_s = 0.0
-        self._limit = self._target = terms.clean
-        self._unread = terms.continues
-        self._pending = ""
-        self._read_tokens = 0
-        self._in_no_doubt = True
-        self._hits = 0
-        self.clean_until = 0
-        self.hit_at = 0
-        self.released = Counts()
-        self.peak: Scores = {}
-        """The scores that two tokens in a row have reached, where they are the highest and to be recorded."""
-        self._peak_harm = terms.record_floor
-        self._previous: tuple[float, Scores] | None = None
-        self.suspected = False
-        """Whether the choice is to be examined before more of it goes out."""
-        self._text = HeardText()
-        """The text, where answers are examined."""
-        self._end: Delta | None = None
-        """The last delta, where it came before the examination."""
-        self._found: Scores = {}
-        self._examined_tokens = 0
-        self._suspect_from = terms.floor
-        self._examine_at = float(terms.clean) if terms.examined and terms.watched else math.inf
+        self.review = AnswerReview(terms.classifier, terms.policy, terms.prior, watched=terms.watched)
+        self._holdback_tokens = self.review.holdback_tokens
+        """What is held back; it follows the review's, down by one for each token."""
+        self.held = HeldDeltas(terms)
+        self.state = CLEAR
+        self.verdict: Verdict | None = None
+        """The verdict that halted the choice."""
 
-    @property
-    def held_tokens(self) -> int:
-        return self._held[-1][1] - self.released.completion_tokens if self._held else 0
+    def read(self, delta: Delta) -> StreamState:
+        """Read a delta, and hold it unless it is CLEAR."""
+        spans, review, held = self._spans, self.review, self.held
+        tokens, is_last = delta.counts.completion_tokens, delta.finish_reason is not None
+        channel = (delta.channel, 0 if delta.tool is None else delta.tool.index)
+        if channel != self._channel and (delta.text or delta.tool is not None):  # a last delta may be of any
+            self._turn_to(channel, delta.channel)
+        if spans is not None and self._completes_span(spans, delta):
+            review.hit_span(tokens, clean_until=self._tokens)
+            self.verdict = self._terms.policy.halted()
+            return self._hold(delta, HALTED)
+        text = delta.text
+        if self._escape or "\\" in text or "&" in text:
+            text, self._escape = undone(self._escape + text)
+        if delta.tool is not None and delta.tool.name:
+            text = f"{delta.tool.name}\n{text}"
+        text = self._unread + text
+        holdback = self._holdback_tokens
+        may_wait = holdback >= 2 * READ_AT_ONCE_TOKENS and not review.in_doubt and not is_last
+        if may_wait and tokens - review.read_tokens < READ_AT_ONCE_TOKENS:
+            self._unread = text
+        else:
+            self._unread = ""
+            is_due = review.read(text + self._escape if is_last else text, tokens)
+            if is_due or (is_last and review.is_due_at_end(scores_wanted=self._terms.scores_wanted)):
+                return self._hold(delta, REVIEW)
+        self._holdback_tokens = max(review.holdback_tokens, holdback - (tokens - self._tokens))
+        self._tokens = tokens
+        if is_last or self._holdback_tokens or held.queue or (spans is not None and spans.has_begun):
+            return self._hold(delta, HELD)
+        held.skip(delta)  # most tokens: nothing is held
+        self.state = CLEAR
+        return CLEAR
 
-    # Reading
+    def _hold(self, delta: Delta, state: StreamState) -> StreamState:
+        self.held.append(delta, EVERYWHERE if self._spans is None else self._spans.position)
+        self.state = state
+        return state
 
-    def read(self, delta: Delta) -> Verdict | None:
-        """Take in what a delta says; the verdict where that halts the answer."""
-        tool, text, tokens = delta.tool, delta.text, delta.counts.completion_tokens
-        channel = (delta.channel, 0 if tool is None else tool.index)
-        if channel != self._channel and (text or tool is not None):  # a last delta may be of any
-            if self._unread and self._channel is not None:
-                self._unread += "\n"  # a word ends with its channel
-            self._channel = channel
-            self._text.turn_to(delta.channel, len(self._unread))
-        if self._spans is not None and self._spells(self._spans, delta):
-            self.clean_until, self.hit_at = self._tokens, tokens
-            return self._terms.policy.halted()
-        if tool is not None and tool.name:
-            self._unread += f"{tool.name}\n"
-        if self._pending or "\\" in text or "&" in text:
-            text, self._pending = undone(self._pending + text)
-        self._unread += text
-        if delta.finish_reason is not None:
-            self._unread, self._pending = self._unread + self._pending, ""
-        elif self._limit >= 2 * AT_ONCE and self._in_no_doubt and tokens - self._read_tokens < AT_ONCE:
-            return None
-        verdict = self._score(tokens)
-        if delta.finish_reason is not None and self._text.ending:
-            watched_more = self._terms.watched and tokens > self._examined_tokens
-            unexamined = self._terms.examined and (watched_more or not self._in_no_doubt)
-            self.suspected = self.suspected or unexamined or self._terms.examine_end
-        return verdict
+    def _turn_to(self, channel: tuple[str, int], of_review: Channel) -> None:
+        if self._unread and self._channel is not None:
+            self._unread += "\n"  # a word ends with its channel
+        self._channel = channel
+        self.review.excerpt.turn_to(of_review, len(self._unread))
 
-    def _spells(self, spans: SpanReader, delta: Delta) -> bool:
-        """Whether a hard-listed span is complete; else how far one may be is known afterwards."""
+    def _completes_span(self, spans: SpanReader, delta: Delta) -> bool:
+        """Read a delta for the hard list; returns whether a span is complete."""
         tool = delta.tool
         if tool is not None and (
             (tool.name and spans.finds_name(tool.name)) or (tool.id and spans.finds_in(tool.id))
@@ -155,245 +219,62 @@ class ChoiceScreen:
             spans.turn_to(self._channel)
         return spans.finds(delta.text)
 
-    def _score(self, tokens: int) -> Verdict | None:
-        """Have the model read what it has not, up to token `tokens`; the verdict where that halts."""
-        terms, listener, text = self._terms, self._listener, self._unread
-        first, self._read_tokens = self._read_tokens + 1, tokens
-        if listener is None or not text:
-            return None
-        self._unread = ""
-        harm = self._harm = listener.feed(text)
-        if terms.examined:
-            self._suspect(text, harm, tokens, tokens - first + 1)
-            return None
-        if harm >= self._peak_harm:
-            self._note_peak(harm, listener.scores(), num_tokens=tokens - first + 1)
-        else:
-            self._previous = None
-        if terms.acting is not None and harm >= terms.doubt:
-            scores = listener.scores()
-            harm = max((scores.get(category, 0.0) for category in terms.acting), default=0.0)
-        self._in_no_doubt = harm < terms.doubt
-        if self._in_no_doubt:
-            self._hits, self._target, self.clean_until = 0, terms.clean, tokens
-            return None
-        self.clean_until = min(self.clean_until, tokens - 1)  # a delta before may be of the same token
-        if harm < terms.floor:
-            self._hits = 0
-            self._target = terms.clean + int(terms.grey * (harm - terms.doubt) / (terms.floor - terms.doubt))
-            return None
-        self._target = terms.clean + terms.grey
-        verdict = terms.policy.judge_output(listener.scores(), watched=terms.watched)
-        if not verdict.blocked:
-            self._hits = 0
-            return None
-        if not self._hits:
-            self.hit_at = first
-        self._hits += max(1, tokens - first + 1)
-        return verdict if self._hits >= HITS else None
-
-    def _suspect(self, text: str, harm: float, tokens: int, num_tokens: int) -> None:
-        """Where answers are examined: note whether this one is to be; hold more while it may become so."""
-        terms = self._terms
-        self._text.add(text)
-        self._in_no_doubt = harm < terms.doubt
-        if harm < terms.floor:
-            self._hits, self._suspect_from = 0, terms.floor
-            self._examine_at = self._examine_at if terms.watched else math.inf
-        self.suspected = tokens >= self._examine_at
-        if self._in_no_doubt:
-            self._target, self.clean_until = terms.clean, tokens
-            return
-        self.clean_until = min(self.clean_until, tokens - 1)
-        if harm < terms.floor:
-            self._target = terms.clean + int(terms.grey * (harm - terms.doubt) / (terms.floor - terms.doubt))
-            return
-        if harm < self._suspect_from:  # examined already, and hardly more heard since
-            self._hits, self._in_no_doubt, self._target, self.clean_until = 0, True, terms.clean, tokens
-            return
-        self._target = terms.clean + terms.grey
-        if not self._hits:
-            self.hit_at = tokens - num_tokens + 1
-        self._hits += max(1, num_tokens)
-        self.suspected = self.suspected or self._hits >= HITS
-
-    def suspicion(self) -> Suspicion:
-        """What is to be examined."""
-        return Suspicion(self._text.ending, self._terms.prior, self._harm, self._text.opening)
-
-    def suspend(self, delta: Delta) -> None:
-        """Hold a delta until the choice is examined."""
-        if delta.finish_reason is None:
-            self._hold(delta)
-        else:
-            self._end = delta
-
-    def examined(self, scores: Scores) -> Verdict | None:
-        """Take what an examination found; the verdict where that halts the answer."""
-        terms, self.suspected, self._examined_tokens = self._terms, False, self._read_tokens
-        if harm_of(scores) >= harm_of(self._found):
-            self._found = scores
-        if harm_of(scores) >= self._peak_harm:
-            self._peak_harm, self.peak = harm_of(scores), scores
-        verdict = terms.policy.judge_output(scores, watched=terms.watched)
+    def settle(self, scores: Scores) -> StreamState:
+        """Take the scores of the second stage: HALTED, or HELD until `release`."""
+        verdict = self.review.settle(scores)
         if verdict.blocked:
-            self.hit_at = self.hit_at or self._read_tokens
-            return verdict
-        self._suspect_from = max(terms.floor, _more(self._harm))
-        self._hits, self.hit_at, self._in_no_doubt, self._target = 0, 0, True, terms.clean
-        self.clean_until = self._read_tokens
-        self._examine_at = min(self._examine_at, max(EXAMINED_AGAIN * self._read_tokens, LEAST_AGAIN))
-        while self._examine_at <= self._read_tokens:
-            self._examine_at = max(EXAMINED_AGAIN * self._examine_at, self._examine_at + 1)
-        return None
-
-    def resume(self) -> Sequence[Delta]:
-        """What may be released now that the examination has let the choice go on."""
-        end, self._end = self._end, None
-        if end is not None:
-            return self.end(end)
-        tokens = self._tokens = self._read_tokens
-        self._limit = self._target
-        decided = _EVERYWHERE if self._spans is None else self._spans.decided()
-        return self._release(tokens - self._limit, decided)
-
-    def _note_peak(self, harm: float, scores: Scores, num_tokens: int) -> None:
-        """Keep what two tokens in a row reach, which is what halts, where it is the most so far."""
-        lower = now = (harm, scores)
-        if num_tokens < HITS:
-            if self._previous is None:
-                self._previous = now
-                return
-            lower = min(now, self._previous, key=lambda pair: pair[0])
-        self._previous = now
-        if lower[0] >= self._peak_harm:
-            self._peak_harm, self.peak = lower
-
-    def verdict(self, *, scored: bool) -> Verdict:
-        terms = self._terms
-        if terms.examined:
-            scores = self._found
-        elif not scored and (clear := terms.policy.clear_output(self._harm, watched=terms.watched)):
-            return clear
+            self.verdict, self.state = verdict, HALTED
         else:
-            scores = {} if self._listener is None else self._listener.scores()
-        return terms.policy.judge_output(scores, watched=terms.watched)
+            self._tokens, self._holdback_tokens = self.review.read_tokens, self.review.holdback_tokens
+            self.state = HELD
+        return self.state
 
-    # Releasing
+    def release(self) -> Sequence[Delta]:
+        """Take out what may be released of what is held: all of it once the choice has ended."""
+        held = self.held
+        last = held.queue[-1][0]
+        if last.finish_reason is not None:
+            return self._end(last)
+        return held.release(self._tokens - self._holdback_tokens, self._decided())
 
-    def pass_on(self, delta: Delta) -> Sequence[Delta]:
-        """What is old enough, and begins no hard-listed span; `delta` has been read."""
-        terms, spans, tokens = self._terms, self._spans, delta.counts.completion_tokens
-        self._limit = limit = max(self._target, self._limit - (tokens - self._tokens))
-        self._tokens = tokens
-        if not (limit or self._held or (spans is not None and spans.begun)):
-            self.released = delta.counts  # what most tokens come to, and all that it costs them
-            terms.held_s(0.0)
-            return [delta]
-        self._hold(delta)
-        return self._release(tokens - limit, _EVERYWHERE if spans is None else spans.decided())
+    def _decided(self, shortest: int = 1) -> Position:
+        """How far no span of so many characters or more has begun."""
+        return EVERYWHERE if self._spans is None else self._spans.decided(shortest)
 
-    def _hold(self, delta: Delta) -> None:
-        position = _EVERYWHERE if self._spans is None else self._spans.position
-        self._held.append((delta, delta.counts.completion_tokens, position))
-        if self._sampled_tokens < 0:
-            self._sampled_tokens, self._sampled_s = delta.counts.completion_tokens, self._terms.clock_s()
-
-    def _release(self, old: int, decided: Position) -> list[Delta]:
-        held = self._held
-        plain, shown, spelled = decided
-        out: list[Delta] = []
-        while held:
-            delta, tokens, position = held[0]
-            if tokens > old or position[0] > plain or position[1] > shown or position[2] > spelled:
-                break
-            out.append(delta)
-            held.popleft()
-        if out:
-            self.released = out[-1].counts
-            if 0 <= self._sampled_tokens <= self.released.completion_tokens:
-                self._terms.held_s(self._terms.clock_s() - self._sampled_s)
-                self._sampled_tokens = -1
-        return out
-
-    def end(self, delta: Delta) -> Sequence[Delta]:
-        """What is held and the last delta; less what is in doubt where a caller could choose the end."""
-        self._hold(delta)
-        if not self._chosen_by_caller(delta):
-            return self._release(_ALL, _EVERYWHERE)
-        stop = delta.matched_stop
-        if stop is not None and self._spans is not None and (self._spans.begun or self._names_span(stop)):
+    def _end(self, last: Delta) -> Sequence[Delta]:
+        """Release what is held to the last delta, less what may begin a span where a caller chose the end."""
+        if not self._is_chosen_by_caller(last):
+            return self.held.release(_ALL_TOKENS, EVERYWHERE)
+        stop, spans = last.matched_stop, self._spans
+        if spans is not None and (spans.has_begun or (isinstance(stop, str) and spans.finds_in(stop))):
             stop = None
-        out = self._release_judged(1 if delta.finish_reason == "abort" else MIN_PREFIX)
-        withheld, self._held = bool(self._held), deque()
-        if not withheld:
-            return [*out[:-1], out[-1]._replace(matched_stop=stop)] if stop != delta.matched_stop else out
-        counts = self.released
+        shortest = 1 if last.finish_reason == "abort" else MIN_SPAN_CHARS
+        out = self.held.release(_ALL_TOKENS, self._decided(shortest))
+        if not self.held.drop():
+            return [*out[:-1], out[-1]._replace(matched_stop=stop)]
+        counts = self.held.released
         if not counts.prompt_tokens:
-            counts = delta.counts._replace(completion_tokens=0, reasoning_tokens=0)
-        return [
-            *out,
-            delta._replace(
-                text="",
-                token_ids=(),
-                logprobs=None,
-                tool=None,
-                counts=counts,
-                finish_reason=self._reason(delta),
-                matched_stop=None,
-            ),
-        ]
+            counts = last.counts._replace(completion_tokens=0, reasoning_tokens=0)
+        silent = last._replace(text="", token_ids=(), logprobs=None, tool=None, counts=counts)
+        return [*out, silent._replace(matched_stop=None)]
 
-    def _chosen_by_caller(self, delta: Delta) -> bool:
-        """Whether the request may have set where this end lies, and not the model."""
-        if delta.finish_reason not in ("stop", "tool_calls"):
+    def _is_chosen_by_caller(self, last: Delta) -> bool:
+        """Whether the request, and not the model, may have set where the answer ends."""
+        if last.finish_reason not in ("stop", "tool_calls"):
             return True
-        stop = delta.matched_stop
-        return self._terms.steered or isinstance(stop, str) or stop in self._terms.stop_ids
+        steering, stop = self._terms.steering, last.matched_stop
+        return steering.steered or isinstance(stop, str) or stop in steering.stop_ids
 
-    def _names_span(self, stop: str | int) -> bool:
-        hard_list = self._terms.hard_list
-        return hard_list is not None and isinstance(stop, str) and hard_list.found_in(stop)
-
-    def _reason(self, delta: Delta) -> FinishReason | None:
-        """Why a choice ended of which something is withheld: an end like the model's own would be untrue."""
-        if self._hits or (
-            not self._in_no_doubt
-            and not isinstance(delta.matched_stop, str)
-            and delta.finish_reason in ("stop", "tool_calls")
-        ):
-            return "content_filter"
-        return delta.finish_reason
-
-    def _release_judged(self, shortest: int) -> list[Delta]:
-        """Up to where the model was in no doubt, and no span of so many letters had begun."""
-        decided = _EVERYWHERE if self._spans is None else self._spans.decided(shortest)
-        return self._release(_ALL if self._in_no_doubt else self.clean_until, decided)
-
-    def cut_off(self) -> Sequence[Delta]:
-        """What may go out of a choice that will say no more."""
-        halted = self._score(self._tokens) is not None  # some may be unread
-        if self._terms.examined and (self.suspected or self._terms.watched):
-            self._in_no_doubt = False
-            if self._terms.watched:
-                self.clean_until = min(self.clean_until, self._examined_tokens)
-        out = [] if halted else self._release_judged(1)
-        self._held.clear()
+    def break_off(self) -> Sequence[Delta]:
+        """Take out what may be released of a choice that ends here without a last delta."""
+        review = self.review
+        is_due = review.read(self._unread, self._tokens)
+        review.break_off(in_review=is_due or self.state is REVIEW)
+        out = self.held.release(review.clean_until if review.in_doubt else _ALL_TOKENS, self._decided())
+        self.held.drop()
         return out
 
     @property
-    def held(self) -> list[Delta]:
-        held = [held[0] for held in self._held]
-        return held if self._end is None else [*held, self._end]
-
-    def give_up(self) -> list[Delta]:
-        held = self.held
-        self._held.clear()
-        return held
-
-
-def _more(harm: float) -> float:
-    """The harm whose logit is greater by HEARD_MORE; none is, of one that is as high as numbers go."""
-    if not 0.0 < harm < 1.0:
-        return math.inf if harm else 0.0
-    return 1.0 / (1.0 + (1.0 - harm) / harm * math.exp(-HEARD_MORE))
+    def leaked_tokens(self) -> int:
+        """How many tokens were released after the last one that left no doubt."""
+        return max(0, self.held.released.completion_tokens - self.review.clean_until)

@@ -19,42 +19,39 @@ from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
 from app.safety.counters import Failure, SafetyCounters
+from app.safety.policies.policy import Policy
 from app.safety.screens.remembered import Remembered
 from app.safety.text.turns import SLICE_CHARS, Message, Read, Turns, slices, turns_of
+from app.safety.thresholds import (
+    ENCODED_SLICES,
+    ENCODED_TEXTS,
+    ENCODER_CHARS_PER_S,
+    ENCODER_TIMEOUT_S,
+    ENCODER_WAIT_S,
+)
 from app.safety.verdict import (
-    Policed,
-    Quick,
+    NgramResult,
     Reading,
     Scores,
     ScreenBusy,
     ScreenFailed,
     Stage,
     Verdict,
+    checked,
     harm,
     highest,
-    judged,
     stricter,
 )
 from app.threads.owner_threads import OwnerThreads, WaitedTooLong, Work
 
 T = TypeVar("T")
 
-TIMEOUT_S = 10.0
-"""Seconds for which `full_verdict` may read; for long texts there is more."""
-CHARS_A_SECOND = 20_000
-"""What is read in another second of it, on a slow machine that has others to read for."""
-WAIT_S = 40.0
-"""Seconds for which it may wait for its turns: with the reading less than the minute that proxies wait."""
 QUICK_CHARS = 2 * SLICE_CHARS
 """What `ngram_verdict` reads of one text: the whole of it, or its first and last slice."""
 QUICK_EARLIER = 3
 """Earlier turns without remembered scores that `ngram_verdict` scores; `full_verdict` scores all."""
 LOOKED_AT = 512
 """Earlier turns of which `ngram_verdict` looks up the remembered scores."""
-ENCODED_TEXTS = 128
-"""How many texts before the newest turns the encoder reads: those that the n-grams find worst."""
-ENCODED = 8
-"""How many slices between the ends of a text the encoder reads: those that the n-grams find worst."""
 QUICK_SLICES = 16
 """Slices that the n-grams read in one turn: about 6 ms, less than what the encoder takes for one."""
 MERGED = 512
@@ -63,13 +60,13 @@ REMEMBERED = 8_192
 """Texts whose scores are kept, so that a conversation's past is scored once."""
 
 
-class Classifies(Protocol):
+class PromptClassifier(Protocol):
     """The classifier (app.safety.classifiers.classifier). Both may be called at once, in two threads.
 
     A text has at most QUICK_CHARS characters, and all of it is read.
     """
 
-    def fast(self, text: str) -> Quick:
+    def fast(self, text: str) -> NgramResult:
         """What the n-grams make of it, in less than a millisecond; the scores take half as long again."""
         ...
 
@@ -90,7 +87,7 @@ class _TextScores(NamedTuple):
 
 
 class _Glance(NamedTuple):
-    """What is remembered of a `Quick`."""
+    """What is remembered of a `NgramResult`."""
 
     harm: float
     is_language: bool
@@ -106,12 +103,12 @@ class PromptScreen:
 
     def __init__(
         self,
-        classifier: Classifies,
+        classifier: PromptClassifier,
         counters: SafetyCounters,
         *,
         sure_below: float = 0.0,
-        timeout_s: float = TIMEOUT_S,
-        wait_s: float = WAIT_S,
+        timeout_s: float = ENCODER_TIMEOUT_S,
+        wait_s: float = ENCODER_WAIT_S,
         fail_open: bool = False,
     ) -> None:
         """Below a harm of `sure_below` the n-grams alone let a prompt pass; 0 has the encoder read all."""
@@ -126,7 +123,7 @@ class PromptScreen:
         self._quick = Remembered[Scores](REMEMBERED)
         self._thorough = Remembered[Scores](REMEMBERED)
 
-    def ngram_verdict(self, conversation: Conversation, policy: Policed, strikes: int = 0) -> Verdict:
+    def ngram_verdict(self, conversation: Conversation, policy: Policy, strikes: int = 0) -> Verdict:
         """The verdict of the n-grams, on the loop. It needs stronger evidence to block than `full_verdict`.
 
         Raises ScreenFailed.
@@ -134,7 +131,7 @@ class PromptScreen:
         return self.prescreen(conversation, policy, strikes)[0]
 
     def prescreen(
-        self, conversation: Conversation, policy: Policed, strikes: int = 0, *, scored: bool = True
+        self, conversation: Conversation, policy: Policy, strikes: int = 0, *, scored: bool = True
     ) -> tuple[Verdict, bool]:
         """The verdict of the n-grams, and whether it is the last: all was read, and little harm found.
 
@@ -144,19 +141,19 @@ class PromptScreen:
         policy = policy.after(strikes)
         try:
             turns = _turns(conversation)
-            looked: dict[str, Quick] = {}
+            looked: dict[str, NgramResult] = {}
             clear = None if scored or strikes else self._clear(turns, policy, looked)
             if clear is not None:
                 return clear
             scores, doubted = self._look(turns, looked)
             least_doubt = max(harm(scores), harm(doubted)) < self._sure_below
             sure = not strikes and least_doubt and _is_read_whole(turns) and self._knows(turns, looked)
-            return judged(policy, [Reading("ngrams", scores)]), sure
+            return policy.judge([Reading("ngrams", scores)]), sure
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
             return self._failed("ngrams", "error", policy, exc), False
 
     async def full_verdict(
-        self, conversation: Conversation, policy: Policed, strikes: int = 0, *, owner: str = ""
+        self, conversation: Conversation, policy: Policy, strikes: int = 0, *, owner: str = ""
     ) -> Verdict:
         """The verdict of n-grams and encoder, in the thread; of every character.
 
@@ -167,7 +164,7 @@ class PromptScreen:
         try:
             turns = _turns(conversation)
             num_chars = sum(len(read.text) for read in (*turns.newest, *turns.earlier))
-            work_s = self._timeout_s + num_chars / CHARS_A_SECOND
+            work_s = self._timeout_s + num_chars / ENCODER_CHARS_PER_S
             work = Work(owner, num_chars, work_s=work_s, wait_s=self._wait_s)
             skip_below = 0.0 if strikes else self._sure_below
             verdict = await self._read(work, turns, policy, skip_below=skip_below)
@@ -177,7 +174,7 @@ class PromptScreen:
             return self._failed("encoder", "error", policy, exc)
         return await self._lifted(work, turns, policy, verdict) if verdict.enforced == "block" else verdict
 
-    async def _lifted(self, work: Work, turns: Turns, policy: Policed, refused: Verdict) -> Verdict:
+    async def _lifted(self, work: Work, turns: Turns, policy: Policy, refused: Verdict) -> Verdict:
         """The verdict without what the operator allows; where that cannot be had, the refusal stands."""
         try:
             rest = await self._thread.run(work, turns.edited, policy.unallowed)
@@ -196,7 +193,7 @@ class PromptScreen:
 
         A server that fails open does so too: what it would let pass is what `function` was to find.
         """
-        work = Work(owner, size, work_s=self._timeout_s + size / CHARS_A_SECOND, wait_s=self._wait_s)
+        work = Work(owner, size, work_s=self._timeout_s + size / ENCODER_CHARS_PER_S, wait_s=self._wait_s)
         try:
             return await self._thread.run(work, function)
         except TimeoutError as exc:
@@ -204,7 +201,7 @@ class PromptScreen:
             raise (ScreenBusy if isinstance(exc, WaitedTooLong) else ScreenFailed) from exc
 
     async def evaluate(
-        self, conversation: Conversation, policy: Policed, strikes: int = 0, *, owner: str = ""
+        self, conversation: Conversation, policy: Policy, strikes: int = 0, *, owner: str = ""
     ) -> Verdict:
         """What a request would meet, with the scores of `full_verdict` in any case. Raises ScreenFailed."""
         first, sure = self.prescreen(conversation, policy, strikes)
@@ -215,7 +212,9 @@ class PromptScreen:
         """End the thread once it is done with what it is at; a second call does nothing."""
         self._thread.close()
 
-    def _clear(self, turns: Turns, policy: Policed, looked: dict[str, Quick]) -> tuple[Verdict, bool] | None:
+    def _clear(
+        self, turns: Turns, policy: Policy, looked: dict[str, NgramResult]
+    ) -> tuple[Verdict, bool] | None:
         """The verdict on a prompt of so little harm that no category can do anything; None for others.
 
         What is read for it is left in `looked`.
@@ -230,12 +229,12 @@ class PromptScreen:
             return None  # whose scores say whether the model is to be strict
         return verdict, highest_harm < self._sure_below and self._knows(turns, looked)
 
-    def _knows(self, turns: Turns, looked: dict[str, Quick]) -> bool:
+    def _knows(self, turns: Turns, looked: dict[str, NgramResult]) -> bool:
         """Whether the n-grams know the language: of others, and of noise, they are sure of nothing."""
         texts = [read.text for read in (*turns.newest, *turns.earlier)]
         return all(text.isascii() and self._glance(text, looked).is_language for text in texts)
 
-    def _look(self, turns: Turns, looked: Mapping[str, Quick]) -> tuple[Scores, Scores]:
+    def _look(self, turns: Turns, looked: Mapping[str, NgramResult]) -> tuple[Scores, Scores]:
         """The scores by weight, and those of the texts that are to be watched, as they are."""
         scores: Scores = {}
         doubted: Scores = {}
@@ -253,7 +252,7 @@ class PromptScreen:
                 doubted = highest(doubted, remembered or {}) if watch else doubted
         return scores, doubted
 
-    async def _read(self, work: Work, turns: Turns, policy: Policed, *, skip_below: float) -> Verdict:
+    async def _read(self, work: Work, turns: Turns, policy: Policy, *, skip_below: float) -> Verdict:
         at_ends: Scores = {}
         doubted: Scores = {}
         between: list[Reading] = []
@@ -270,7 +269,7 @@ class PromptScreen:
                     watched.append(Reading("encoder", text.between, text.num_between, watch_only=True))
         if doubted:
             watched.insert(0, Reading("encoder", doubted, watch_only=True))
-        return judged(policy, [Reading("encoder", at_ends), *between, *watched])
+        return policy.judge([Reading("encoder", at_ends), *between, *watched])
 
     async def _passed_over(
         self, work: Work, earlier: Sequence[Read], skip_below: float
@@ -302,7 +301,7 @@ class PromptScreen:
         for piece in (pieces[0], pieces[-1])[: len(pieces)]:
             at_ends = highest(at_ends, await self._thoroughly(work, piece))
         quick = await self._all_quick(work, between)
-        worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED]
+        worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED_SLICES]
         for i in worst:
             quick[i] = await self._thoroughly(work, between[i])
         merged: Scores = {}
@@ -311,18 +310,18 @@ class PromptScreen:
             await asyncio.sleep(0)
         return _TextScores(at_ends, merged, len(between))
 
-    def _quickly(self, text: str, looked: Mapping[str, Quick]) -> Scores:
+    def _quickly(self, text: str, looked: Mapping[str, NgramResult]) -> Scores:
         key = self._quick.key(text)
         remembered = self._quick.get(key)
         if remembered is not None:
             return remembered
         quick = looked.get(text)
-        return self._quick.put(key, _checked(quick.scores() if quick else self._quick_scores(text)))
+        return self._quick.put(key, checked(quick.scores() if quick else self._quick_scores(text)))
 
     def _quick_scores(self, text: str) -> Scores:
         return self._classifier.fast(text).scores()
 
-    def _glance(self, text: str, looked: dict[str, Quick]) -> _Glance:
+    def _glance(self, text: str, looked: dict[str, NgramResult]) -> _Glance:
         key = self._glances.key(text)
         remembered = self._glances.get(key)
         if remembered is not None:
@@ -338,7 +337,7 @@ class PromptScreen:
         remembered = self._thorough.get(key)
         if remembered is not None:
             return remembered
-        return self._thorough.put(key, _checked(await self._thread.run(work, self._classifier.full, text)))
+        return self._thorough.put(key, checked(await self._thread.run(work, self._classifier.full, text)))
 
     async def _all_quick(self, work: Work, texts: Sequence[str]) -> list[Scores]:
         """The n-grams' scores of each text, in the thread: QUICK_SLICES at a time."""
@@ -353,7 +352,7 @@ class PromptScreen:
             if unread:
                 read = await self._thread.run(work, self._quick_scores_of, list(unread.values()))
                 for key, of_text in zip(unread, read, strict=True):
-                    by_key[key] = self._quick.put(key, _checked(of_text))
+                    by_key[key] = self._quick.put(key, checked(of_text))
             scores += [by_key[key] for key in keys]
         return scores
 
@@ -363,7 +362,7 @@ class PromptScreen:
     def _all_known(self, texts: Sequence[str]) -> bool:
         return all(self._glance(text, {}).is_language for text in texts)
 
-    def _failed(self, stage: Stage, why: Failure, policy: Policed, exc: Exception) -> Verdict:
+    def _failed(self, stage: Stage, why: Failure, policy: Policy, exc: Exception) -> Verdict:
         busy = isinstance(exc, WaitedTooLong)  # no failure: a flood must not be a way past the screen
         passed = self._fail_open and not busy
         self._counters.failed(stage, why, passed=passed)
@@ -394,10 +393,3 @@ def _is_read_whole(turns: Turns) -> bool:
 
 def _faded(scores: Scores, weight: float) -> Scores:
     return scores if weight == 1.0 else {category: p * weight for category, p in scores.items()}
-
-
-def _checked(scores: Scores) -> Scores:
-    """The scores, if they are any: NaN would pass under every threshold."""
-    if not scores or not all(0.0 <= p <= 1.0 for p in scores.values()):
-        raise ValueError("scores out of range")
-    return scores

@@ -31,7 +31,7 @@ class Position(NamedTuple):
     spelled: int
 
 
-class Begun(NamedTuple):
+class MatchState(NamedTuple):
     """States of the list after a text as it is and as it is shown, and an escape at its end."""
 
     state: int = 0
@@ -40,7 +40,9 @@ class Begun(NamedTuple):
     pending: str = ""
 
 
-NOT_BEGUN = Begun()
+UNMATCHED = MatchState()
+EVERYWHERE = Position(1 << 62, 1 << 62, 1 << 62)
+"""Past every text."""
 
 
 class _Track:
@@ -70,12 +72,12 @@ class _Reading(_Track):
 
     __slots__ = ("pending", "shown")
 
-    def __init__(self, begun: Begun = NOT_BEGUN) -> None:
-        super().__init__(begun.state, after_space=begun.after_space)
+    def __init__(self, match: MatchState = UNMATCHED) -> None:
+        super().__init__(match.state, after_space=match.after_space)
         self.shown: _Track | None = None
-        self.pending = begun.pending
-        if begun.shown != begun.state or begun.pending:
-            self.shown = _Track(begun.shown, after_space=begun.after_space)
+        self.pending = match.pending
+        if match.shown != match.state or match.pending:
+            self.shown = _Track(match.shown, after_space=match.after_space)
 
     def show_apart(self) -> None:
         """Read from here on apart what a client shows, unless that is done already."""
@@ -96,8 +98,8 @@ class _Reading(_Track):
         return length, state
 
     @property
-    def quiet(self) -> bool:
-        """Whether a new reading would go on just so."""
+    def is_idle(self) -> bool:
+        """Whether a new reading would continue in the same way."""
         return not (self.state or self.shown or self.pending)
 
 
@@ -116,11 +118,11 @@ class SpanReader:
         "channel",
     )
 
-    def __init__(self, hard_list: HardList, begun: Begun = NOT_BEGUN) -> None:
-        """`begun` is how the text ends that a client reads before."""
+    def __init__(self, hard_list: HardList, match: MatchState = UNMATCHED) -> None:
+        """`match` is the state after the text that a client reads before the answer."""
         self._list = hard_list
         self.channel: Channel | None = None
-        self._reading = _Reading(begun)
+        self._reading = _Reading(match)
         self._readings: dict[Channel, _Reading] = {}
         self._across: _Track | None = None
         self._spelling = _Reading()
@@ -135,7 +137,7 @@ class SpanReader:
             self.channel = channel
             return
         self._readings.pop(self.channel, None)
-        if not old.quiet:
+        if not old.is_idle:
             self._readings[self.channel] = old
             if len(self._readings) > _CHANNELS:
                 self._readings.pop(next(iter(self._readings)))
@@ -201,8 +203,8 @@ class SpanReader:
         return False
 
     @property
-    def begun(self) -> bool:
-        """Whether the end of what was said, or spelled, may yet become a span."""
+    def has_begun(self) -> bool:
+        """Whether the end of the text, or of the logprobs, may yet become a span."""
         reading = self._reading
         return bool(
             reading.state or reading.shown or self._across or self._spelling.state or self._spelling.shown
@@ -230,12 +232,12 @@ class SpanReader:
         )
 
 
-def begun_in(hard_list: HardList | None, text: str) -> Begun:
-    """What the end of a text has begun, which may have whole spans in it."""
+def match_state(hard_list: HardList | None, text: str) -> MatchState:
+    """The state after a text, which may have whole spans in it."""
     if hard_list is None or not text:
-        return NOT_BEGUN
+        return UNMATCHED
     shown, pending = undone(text)
-    return Begun(
+    return MatchState(
         _state_after(hard_list, text),
         _state_after(hard_list, shown.translate(hard_list.marks)),
         hard_list.fold(text, after_space=False).endswith(" "),
