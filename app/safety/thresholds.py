@@ -37,15 +37,15 @@ ENCODER_CHARS_PER_S = 20_000
 ENCODER_WAIT_S = 40.0
 """Seconds for which a text may wait for the encoder: with the reading, less than most proxies' minute."""
 ENCODED_TEXTS = 128
-"""How many texts before the newest turns the encoder reads: those that the n-grams find worst."""
+"""Texts before the newest turns that the encoder reads: those that the n-grams find worst."""
 ENCODED_SLICES = 8
-"""How many slices between the ends of a text the encoder reads: those that the n-grams find worst."""
+"""Slices between the ends of a text that the encoder reads: those that the n-grams find worst."""
 
 # Answers, in tokens unless said otherwise.
 
 
 class Holdback(NamedTuple):
-    """How many of the newest tokens are held back: without doubt, and at most."""
+    """The number of newest tokens that are held back: without doubt, and at most."""
 
     base: int
     max: int

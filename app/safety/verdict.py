@@ -1,4 +1,4 @@
-"""What a screen says: scores by category, and the verdict that a policy makes of them.
+"""The results of screens: scores by category, and the verdict that a policy makes of them.
 
 The vocabulary of every stage. A verdict has no text in it and may be stored and logged as it is.
 """
@@ -28,10 +28,10 @@ class NgramResult(NamedTuple):
 
 
 Action = Literal["block", "watch", "flag", "off"]
-"""What is done at a category's threshold: refuse or halt; admit under stricter terms; record; nothing."""
+"""The act at a category's threshold: refuse or halt; admit under stricter terms; record; nothing."""
 
 Stage = Literal["ngrams", "encoder", "guard", "stream", "hard_list"]
-"""What gave the scores."""
+"""The source of the scores."""
 
 ACTIONS: tuple[Action, ...] = get_args(Action)
 """From the strictest down."""
@@ -53,7 +53,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a prompt or an answer. `action` is None where no threshold was reached.
+    """The decision on a prompt or an answer. `action` is None where no threshold was reached.
 
     `category` is the one that decided, or without an action the highest; `score` is its score and
     `threshold` the one it was held against. A text of which nothing but its harm was asked has no category
@@ -92,17 +92,17 @@ class Verdict:
 
     @property
     def harm(self) -> float:
-        """How harmful the text is in whichever way it is most."""
+        """The highest of all scores."""
         return max(self.score, harm(self.scores))
 
     @property
     def blocked(self) -> bool:
-        """Whether the prompt is refused, or the answer halted."""
+        """True if the prompt is refused, or the answer halted."""
         return self.action == "block"
 
     @property
     def watched(self) -> bool:
-        """Whether the request continues under stricter terms."""
+        """True if the request continues under stricter terms."""
         return self.action == "watch"
 
 
@@ -169,7 +169,7 @@ def checked(scores: Scores) -> Scores:
 
 
 def harm(scores: Scores) -> float:
-    """How harmful a text is in whichever way it is most; 0 without scores."""
+    """The highest score of a text; 0 without scores."""
     return max(scores.values(), default=0.0)
 
 

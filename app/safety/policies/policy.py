@@ -1,4 +1,4 @@
-"""The policy in force: what becomes of scores. Immutable; a reload puts another one in its place.
+"""The policy in force: it turns scores into verdicts. Immutable; a reload puts another one in its place.
 
 A category acts at a threshold, the score that its target false positive rate stands for in the table
 that came with the classifiers. The variants of a policy (`PolicyVariant`) are made when they are asked for.
@@ -37,7 +37,7 @@ MAX_CONTACT_CHARS = 200
 
 
 class Limit(NamedTuple):
-    """What a category does to a text from this score on."""
+    """The action of a category on a text from this score on."""
 
     action: Action
     threshold: float
@@ -45,7 +45,7 @@ class Limit(NamedTuple):
 
 
 class PolicyVariant(NamedTuple):
-    """What differs between the policies of one file."""
+    """The difference between the policies of one file."""
 
     strict: bool = False
     """The terms of a strict key."""
@@ -85,7 +85,7 @@ class Policy:
         self._answers = {watched: self._answer_limits(watched=watched) for watched in (False, True)}
         self._prompt_floors: dict[Stage, float] = {}
         self.answer_record_floor = self._record_floor("output")
-        """The least harm of an answer of which any policy could make something."""
+        """The least harm of an answer on which any policy could act."""
         self.prompt_record_floor = self._record_floor("categories")
         """The same of a prompt, by n-grams and encoder."""
         self.hash = self._hash()
@@ -117,7 +117,7 @@ class Policy:
         )
 
     def judge(self, readings: Sequence[Reading]) -> Verdict:
-        """What becomes of a prompt with these readings, of which there is at least one."""
+        """The verdict on a prompt with these readings, of which there is at least one."""
         first, *others = readings
         verdict = self.judge_prompt(first.scores, first.stage, texts=first.texts)
         for reading in others:
@@ -129,7 +129,7 @@ class Policy:
         return replace(verdict, readings=readings)
 
     def judge_prompt(self, scores: Scores, stage: Stage, *, texts: int = 1) -> Verdict:
-        """What becomes of a prompt with these scores.
+        """The verdict on a prompt with these scores.
 
         Where they are the maximum over several slices of a text, each is held to a share of the rate: one
         over the square root of their number, for slices of one text are alike.
@@ -148,7 +148,7 @@ class Policy:
         return None if self.watch_all or harm >= floor else Verdict(None, None, harm, floor, stage, self.hash)
 
     def unallowed(self, turn: str) -> str:
-        """What remains of a user's turn without what the operator allows; all of it where nothing is."""
+        """The rest of a user's turn without what the operator allows; all of it if nothing is allowed."""
         return self.allow.rest(turn).text
 
     def lifted(self, refused: Verdict, rest: Verdict) -> Verdict:
@@ -178,7 +178,7 @@ class Policy:
         return {limit.action: limit.threshold for limit in limits if limit.category == category}
 
     def in_doubt(self, scores: Scores) -> bool:
-        """Whether the n-grams find a prompt such that the whole watch rate would be spent on its like."""
+        """True if the n-grams would watch the prompt with the whole watch rate to spend."""
         limits = [
             Limit("watch", self._calibration.at("ngrams", c, max(self._rules[c].watch_fpr, MIN_FPR)), c)
             for c in CATEGORIES
@@ -187,7 +187,7 @@ class Policy:
         return self._judge(scores, "ngrams", limits).watched
 
     def judge_output(self, scores: Scores, *, watched: bool, stage: Stage = "stream") -> Verdict:
-        """What becomes of an answer with these scores: `block` halts it; `watched` is its prompt's."""
+        """The verdict on an answer with these scores: `block` halts it; `watched` is its prompt's."""
         limits = self._answers[watched]
         if stage == "guard":
             at = GUARD_WATCH if watched or self.strict else GUARD_BLOCK
@@ -210,7 +210,7 @@ class Policy:
         return self._notices.message(_named(verdict), request_id)
 
     def given_up(self) -> list[str]:
-        """What this policy does less than the built-in one, each with the categories that it is true of."""
+        """The ways in which this policy does less than the built-in one, each with its categories."""
         titles: dict[str, list[str]] = {}
         for category, rule in self._rules.items():
             if self.observing and category not in LOCKED:
@@ -221,7 +221,7 @@ class Policy:
         return [f"{loss}: {', '.join(names)}" for loss, names in titles.items()]
 
     def alignment(self, *, watched: bool) -> str | None:
-        """What the model is told before all else; None for nothing."""
+        """The text in front of all messages; None for none."""
         return self._file.alignment.text(watched=watched or self.strict)
 
     def as_json(self) -> dict[str, Any]:
@@ -344,7 +344,7 @@ class Policy:
 
 
 class Policies:
-    """The policy in force, and how its file is read anew."""
+    """The policy in force; reads its file anew."""
 
     def __init__(
         self, path: Path | None, models: Path, country: str = "", contact: str = "", *, observe: bool = False

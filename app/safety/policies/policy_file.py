@@ -32,9 +32,9 @@ from app.safety.verdict import Action
 from app.settings import SettingsError
 
 Mode = Literal["enforce", "observe"]
-"""Whether the rules are enforced, or what they would do is recorded only; see Policy.observing."""
+"""`observe` only records what the rules would do (PolicyVariant)."""
 Images = Literal["allow", "refuse"]
-"""What becomes of a request with images, which no screen reads."""
+"""The treatment of a request with images, which no screen reads."""
 
 
 class PolicyError(SettingsError):
@@ -43,7 +43,7 @@ class PolicyError(SettingsError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is done about one category. Rates are the targets of app.safety.policies.calibration."""
+    """The rule of one category. Rates are the targets of app.safety.policies.calibration."""
 
     action: Action = "block"
     block_fpr: float = BLOCK_FPR
@@ -66,7 +66,7 @@ class Rule:
         )
 
     def looser(self) -> list[str]:
-        """What of the rule is looser than the built-in one, as it is written in the file."""
+        """The settings that are looser than the built-in ones, as they are written in the file."""
         if self.action != "block":
             return [f"action {self.action}"]
         names = [name for name in RATES if getattr(self, name) < getattr(Rule(), name)]

@@ -1,4 +1,4 @@
-"""What a policy file may have, table by table, and the policy that it makes."""
+"""The tables of a policy file, and the policy that they make."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class _Table(BaseModel):
 
 
 class _RuleTable(_Table):
-    """What is done about a category; what is not set is not changed."""
+    """The rule of a category; what is not set is not changed."""
 
     action: Action = _BUILT_IN.action
     block_fpr: _Rate = _BUILT_IN.block_fpr

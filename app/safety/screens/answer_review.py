@@ -53,7 +53,7 @@ class AnswerClassifier(Protocol):
 
 
 class ReviewRequest(NamedTuple):
-    """What the second stage reads of an answer: its end, how it opens, and the harms known so far."""
+    """The input of the second stage: the end of an answer, its opening, and two harms."""
 
     text: str
     prior: float
@@ -138,7 +138,7 @@ class AnswerReview:
         self._doubt_at = SUSPICION_RATIO * classifier.review_at
         self._holdback = WATCHED_HOLDBACK if watched else HOLDBACK
         self.holdback_tokens = self._holdback.base
-        """How many tokens are to be held back now."""
+        """The number of tokens that are to be held back now."""
         self._due_at_tokens = float(self._holdback.base) if watched else math.inf
         self._reviewed_tokens = 0
         self._score = 0.0
@@ -154,7 +154,7 @@ class AnswerReview:
         self.excerpt = Excerpt()
 
     def read(self, text: str, tokens: int) -> bool:
-        """Score the answer up to token `tokens`; returns whether it is to be reviewed now."""
+        """Score the answer up to token `tokens`; returns True if it is to be reviewed now."""
         first, self.read_tokens = self.read_tokens + 1, tokens
         if not text:
             return False
@@ -191,12 +191,12 @@ class AnswerReview:
         self.hit_at, self.clean_until = tokens, clean_until
 
     def is_due_at_end(self, *, scores_wanted: bool) -> bool:
-        """Whether an answer that says something is to be reviewed before its end goes out."""
+        """True if an answer with any text is to be reviewed before its end goes out."""
         grown = self._watched and self.read_tokens > self._reviewed_tokens
         return bool(self.excerpt.ending) and (grown or self.in_doubt or scores_wanted)
 
     def request(self) -> ReviewRequest:
-        """What the second stage is to read."""
+        """The input of the second stage."""
         return ReviewRequest(self.excerpt.ending, self._prior, self._score, self.excerpt.opening)
 
     def settle(self, scores: Scores) -> Verdict:
@@ -218,7 +218,7 @@ class AnswerReview:
         return verdict
 
     def break_off(self, *, in_review: bool) -> None:
-        """Doubt what no review has read of an answer that ends here without one."""
+        """End the answer without a review: tokens that no review has read are in doubt."""
         self.in_doubt = self.in_doubt or in_review or self._watched
         if self._watched:
             self.clean_until = min(self.clean_until, self._reviewed_tokens)

@@ -26,7 +26,7 @@ _ALL_TOKENS = 1 << 62
 
 
 class StreamState(Enum):
-    """How an answer stands after a delta.
+    """The state of an answer after a delta.
 
     clear    it goes out at once
     held     the newest tokens wait for those that follow
@@ -45,13 +45,13 @@ CLEAR, HELD, REVIEW, HALTED = StreamState
 
 @dataclass(frozen=True, slots=True)
 class StreamTerms:
-    """What all choices of a request are screened by."""
+    """The terms by which all choices of a request are screened."""
 
     classifier: AnswerClassifier
     policy: Policy
     hard_list: HardList | None
     match: MatchState
-    """How far a span may have begun in what stands in front of the answer."""
+    """The state of the hard list after the text that stands in front of the answer."""
     continued: str
     """The text that the answer continues, which the classifier reads first."""
     steering: Steering
@@ -59,7 +59,7 @@ class StreamTerms:
     """The harm of the prompt."""
     watched: bool
     scores_wanted: bool
-    """Whether an answer is reviewed at its end in any case."""
+    """True if an answer is reviewed at its end in any case."""
     held_s: Callable[[float], None]
     clock_s: Callable[[], float]
 
@@ -71,19 +71,17 @@ class HeldDeltas:
 
     def __init__(self, terms: StreamTerms) -> None:
         self._terms = terms
-        self.queue: deque[tuple[Delta, Position]] = deque()
-        """Each delta with how far the hard list had read then."""
+        self.queue: deque[tuple[Delta, int, Position]] = deque()
+        """Each delta, its number of tokens, and how far the hard list had read then."""
         self.released = Counts()
         self._timed_tokens = -1
-        """The token of which the time is taken, one at a time; -1 for none."""
+        """The token whose time is taken, a single one at a time; -1 for none."""
         self._timed_s = 0.0
 
     @property
     def tokens(self) -> int:
-        """How many tokens wait."""
-        return (
-            self.queue[-1][0].counts.completion_tokens - self.released.completion_tokens if self.queue else 0
-        )
+        """The number of tokens that wait."""
+        return self.queue[-1][1] - self.released.completion_tokens if self.queue else 0
 
     def skip(self, delta: Delta) -> None:
         """Note that a delta goes out without being held."""
@@ -92,21 +90,17 @@ class HeldDeltas:
 
     def append(self, delta: Delta, position: Position) -> None:
         """Hold a delta."""
-        self.queue.append((delta, position))
+        tokens = delta.counts.completion_tokens
+        self.queue.append((delta, tokens, position))
         if self._timed_tokens < 0:
-            self._timed_tokens, self._timed_s = delta.counts.completion_tokens, self._terms.clock_s()
+            self._timed_tokens, self._timed_s = tokens, self._terms.clock_s()
 
     def release(self, up_to_tokens: int, decided: Position) -> list[Delta]:
         """Take out what is old enough, and in which no span has begun."""
         queue, (plain, shown, spelled), out = self.queue, decided, []
         while queue:
-            delta, position = queue[0]
-            if (
-                delta.counts.completion_tokens > up_to_tokens
-                or position[0] > plain
-                or position[1] > shown
-                or position[2] > spelled
-            ):
+            delta, tokens, position = queue[0]
+            if tokens > up_to_tokens or position[0] > plain or position[1] > shown or position[2] > spelled:
                 break
             out.append(delta)
             queue.popleft()
@@ -119,7 +113,7 @@ class HeldDeltas:
 
     def drop(self) -> list[Delta]:
         """Take out all of it, which is not released."""
-        dropped = [delta for delta, _ in self.queue]
+        dropped = [delta for delta, _, _ in self.queue]
         self.queue.clear()
         return dropped
 
@@ -152,7 +146,7 @@ class ChoiceScreen:
         self._tokens = 0
         self.review = AnswerReview(terms.classifier, terms.policy, terms.prior, watched=terms.watched)
         self._holdback_tokens = self.review.holdback_tokens
-        """What is held back; it follows the review's, down by one for each token."""
+        """The hold-back; it follows that of the review, downwards by one for each token."""
         self.held = HeldDeltas(terms)
         self.state = CLEAR
         self.verdict: Verdict | None = None
@@ -187,7 +181,9 @@ class ChoiceScreen:
         self._holdback_tokens = max(review.holdback_tokens, holdback - (tokens - self._tokens))
         self._tokens = tokens
         if is_last or self._holdback_tokens or held.queue or (spans is not None and spans.has_begun):
-            return self._hold(delta, HELD)
+            held.append(delta, EVERYWHERE if spans is None else spans.position)
+            self.state = HELD
+            return HELD
         held.skip(delta)  # most tokens: nothing is held
         self.state = CLEAR
         return CLEAR
@@ -204,7 +200,7 @@ class ChoiceScreen:
         self.review.excerpt.turn_to(of_review, len(self._unread))
 
     def _completes_span(self, spans: SpanReader, delta: Delta) -> bool:
-        """Read a delta for the hard list; returns whether a span is complete."""
+        """Read a delta for the hard list; returns True if a span is complete."""
         tool = delta.tool
         if tool is not None and (
             (tool.name and spans.finds_name(tool.name)) or (tool.id and spans.finds_in(tool.id))
@@ -231,14 +227,15 @@ class ChoiceScreen:
 
     def release(self) -> Sequence[Delta]:
         """Take out what may be released of what is held: all of it once the choice has ended."""
-        held = self.held
+        held, spans = self.held, self._spans
         last = held.queue[-1][0]
         if last.finish_reason is not None:
             return self._end(last)
-        return held.release(self._tokens - self._holdback_tokens, self._decided())
+        decided = EVERYWHERE if spans is None else spans.decided()
+        return held.release(self._tokens - self._holdback_tokens, decided)
 
     def _decided(self, shortest: int = 1) -> Position:
-        """How far no span of so many characters or more has begun."""
+        """The position up to which no span of `shortest` characters or more has begun."""
         return EVERYWHERE if self._spans is None else self._spans.decided(shortest)
 
     def _end(self, last: Delta) -> Sequence[Delta]:
@@ -259,7 +256,7 @@ class ChoiceScreen:
         return [*out, silent._replace(matched_stop=None)]
 
     def _is_chosen_by_caller(self, last: Delta) -> bool:
-        """Whether the request, and not the model, may have set where the answer ends."""
+        """True if the request, and not the model, may have set where the answer ends."""
         if last.finish_reason not in ("stop", "tool_calls"):
             return True
         steering, stop = self._terms.steering, last.matched_stop
@@ -276,5 +273,5 @@ class ChoiceScreen:
 
     @property
     def leaked_tokens(self) -> int:
-        """How many tokens were released after the last one that left no doubt."""
+        """The number of tokens that were released after the last one without doubt."""
         return max(0, self.held.released.completion_tokens - self.review.clean_until)

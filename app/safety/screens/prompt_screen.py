@@ -47,7 +47,7 @@ from app.threads.owner_threads import OwnerThreads, WaitedTooLong, Work
 T = TypeVar("T")
 
 QUICK_CHARS = 2 * SLICE_CHARS
-"""What `ngram_verdict` reads of one text: the whole of it, or its first and last slice."""
+"""Characters of a text that `ngram_verdict` reads whole; of a longer one, the first and last slice."""
 QUICK_EARLIER = 3
 """Earlier turns without remembered scores that `ngram_verdict` scores; `full_verdict` scores all."""
 LOOKED_AT = 512
@@ -67,7 +67,7 @@ class PromptClassifier(Protocol):
     """
 
     def fast(self, text: str) -> NgramResult:
-        """What the n-grams make of it, in less than a millisecond; the scores take half as long again."""
+        """The result of the n-grams, in less than a millisecond; the scores take half as long again."""
         ...
 
     def full(self, text: str) -> Scores:
@@ -87,7 +87,7 @@ class _TextScores(NamedTuple):
 
 
 class _Glance(NamedTuple):
-    """What is remembered of a `NgramResult`."""
+    """The part of an `NgramResult` that is remembered."""
 
     harm: float
     is_language: bool
@@ -149,7 +149,7 @@ class PromptScreen:
             least_doubt = max(harm(scores), harm(doubted)) < self._sure_below
             sure = not strikes and least_doubt and _is_read_whole(turns) and self._knows(turns, looked)
             return policy.judge([Reading("ngrams", scores)]), sure
-        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
+        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing is let pass unscreened
             return self._failed("ngrams", "error", policy, exc), False
 
     async def full_verdict(
@@ -203,7 +203,7 @@ class PromptScreen:
     async def evaluate(
         self, conversation: Conversation, policy: Policy, strikes: int = 0, *, owner: str = ""
     ) -> Verdict:
-        """What a request would meet, with the scores of `full_verdict` in any case. Raises ScreenFailed."""
+        """The verdict on a request, with the scores of `full_verdict` in any case. Raises ScreenFailed."""
         first, sure = self.prescreen(conversation, policy, strikes)
         second = await self.full_verdict(conversation, policy, strikes, owner=owner)
         return replace(first if sure else stricter(first, second), scores=second.scores)
@@ -230,7 +230,7 @@ class PromptScreen:
         return verdict, highest_harm < self._sure_below and self._knows(turns, looked)
 
     def _knows(self, turns: Turns, looked: dict[str, NgramResult]) -> bool:
-        """Whether the n-grams know the language: of others, and of noise, they are sure of nothing."""
+        """True if the n-grams know the language: of others, and of noise, they are sure of nothing."""
         texts = [read.text for read in (*turns.newest, *turns.earlier)]
         return all(text.isascii() and self._glance(text, looked).is_language for text in texts)
 
@@ -372,7 +372,7 @@ class PromptScreen:
 
 
 def ends(text: str) -> Iterator[str]:
-    """What `ngram_verdict` reads of a text: all of it, or its first and its last slice."""
+    """The parts of a text that `ngram_verdict` reads: all of it, or its first and its last slice."""
     if len(text) <= QUICK_CHARS:
         yield text
     else:
@@ -385,7 +385,7 @@ def _turns(conversation: Conversation) -> Turns:
 
 
 def _is_read_whole(turns: Turns) -> bool:
-    """Whether `ngram_verdict` has read all of it."""
+    """True if `ngram_verdict` reads all of it."""
     if len(turns.earlier) > QUICK_EARLIER:
         return False
     return max((len(read.text) for read in (*turns.newest, *turns.earlier)), default=0) <= QUICK_CHARS

@@ -1,11 +1,11 @@
-"""Where a choice stands in the hard list: how far a span may have begun in what it has said so far.
+"""The hard list over one choice: how far a span may have begun in its text so far.
 
     each channel     as it is, and as shown: escapes undone, Markdown's marks taken away
-    across channels  what the last channel had begun, as long as the next one goes on with it
+    across channels  the beginning in the last channel, as long as the next one continues it
     logprobs         their tokens, and for each the likely others
 
-Positions are counted in folded characters over all channels. A character costs the same whatever came
-earlier. Knows nothing of tokens or of what is held.
+Positions are counted in folded characters over all channels. A character costs the same whatever stands
+before it. Knows nothing of tokens or of what is held.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from app.safety.text.hard_list import FOUND, MARKS, HardList
 
 Channel = tuple[str, int]
 _as_it_is = frozenset(TRIGGERS + MARKS).isdisjoint
-"""Whether a text is shown as it is."""
+"""True for a text that is shown as it is."""
 _CHANNELS = 16
-"""Channels whose beginnings are remembered; of tool calls, which come in order, only the last go on."""
+"""Channels whose beginnings are remembered; of tool calls, which arrive in order, only the last continue."""
 
 
 class Position(NamedTuple):
@@ -55,7 +55,7 @@ class _Track:
         self.after_space = after_space
 
     def walk(self, hard_list: HardList, text: str) -> int:
-        """Read on; returns how many folded characters it was."""
+        """Read a text; returns its number of folded characters."""
         folded = hard_list.fold(text, after_space=self.after_space)
         if folded:
             self.state = hard_list.walk(self.state, folded)
@@ -63,7 +63,7 @@ class _Track:
         return len(folded)
 
     def copy(self) -> _Track:
-        """Another reading that goes on from here."""
+        """Another reading that continues from here."""
         return _Track(self.state, after_space=self.after_space)
 
 
@@ -99,7 +99,7 @@ class _Reading(_Track):
 
     @property
     def is_idle(self) -> bool:
-        """Whether a new reading would continue in the same way."""
+        """True if a new reading would continue in the same way."""
         return not (self.state or self.shown or self.pending)
 
 
@@ -129,11 +129,11 @@ class SpanReader:
         self._plain = self._shown = self._spelled = 0
 
     def turn_to(self, channel: Channel) -> None:
-        """Go on in another channel; what the last one may have begun may go on there."""
+        """Continue in another channel, where a span of the last one may continue too."""
         if channel == self.channel:
             return
         old = self._reading
-        if self.channel is None:  # whichever comes first goes on with what stands in front of the answer
+        if self.channel is None:  # the first one continues what stands in front of the answer
             self.channel = channel
             return
         self._readings.pop(self.channel, None)
@@ -146,13 +146,13 @@ class SpanReader:
         self.channel, self._reading = channel, self._readings.get(channel) or _Reading()
 
     def finds(self, text: str) -> bool:
-        """Whether a span is complete, now that `text` has come in this channel."""
+        """Read a text of this channel; returns True if a span is complete."""
         hard_list, reading, across = self._list, self._reading, self._across
         if not _as_it_is(text):
             reading.show_apart()
         length = reading.walk(hard_list, text)
         self._plain += length
-        if reading.shown is None and across is None:  # what most tokens come to
+        if reading.shown is None and across is None:  # most tokens
             self._shown += length
             return reading.state == FOUND
         shown_length, shown_state = length, reading.state
@@ -168,18 +168,18 @@ class SpanReader:
         return FOUND in (reading.state, shown_state)
 
     def finds_name(self, name: str) -> bool:
-        """Whether a span is complete in the name of a tool, or across the names of several."""
+        """Read the name of a tool; returns True if a span is complete in it, or across several names."""
         if self.finds_in(name):
             return True
         self.turn_to(("name", 0))
         return self.finds(name)
 
     def finds_in(self, text: str) -> bool:
-        """Whether a text that stands for itself has a span in it."""
+        """True if a text that stands for itself has a span in it."""
         return self._list.found_in(text)
 
     def finds_in_logprobs(self, entries: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a span is complete in tokens, or would be with another that was likely.
+        """Read logprobs; returns True if a span is complete, or would be with another likely token.
 
         Logprobs may be ahead of the text, which a parser holds, and say what is not in it at all.
         """
@@ -204,7 +204,7 @@ class SpanReader:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the end of the text, or of the logprobs, may yet become a span."""
+        """True if the end of the text, or of the logprobs, may yet become a span."""
         reading = self._reading
         return bool(
             reading.state or reading.shown or self._across or self._spelling.state or self._spelling.shown
@@ -212,11 +212,11 @@ class SpanReader:
 
     @property
     def position(self) -> Position:
-        """How far it has read; one further where an escape goes on."""
+        """The position of the reading; one character further within an escape."""
         return Position(self._plain, self._shown + bool(self._reading.pending), self._spelled)
 
     def decided(self, shortest: int = 1) -> Position:
-        """Up to where no span of `shortest` characters or more has begun."""
+        """The position up to which no span of `shortest` characters or more has begun."""
         depth, reading, spelling = self._list.depth, self._reading, self._spelling
         plain = depth[reading.state]
         if self._across is not None:

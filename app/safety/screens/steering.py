@@ -1,4 +1,4 @@
-"""What a request says of where its answer begins and ends."""
+"""The parts of a request that say where its answer begins, and who may set its end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Steering(NamedTuple):
     last_said: str = ""
     """The end of the last assistant message: a client reads the answer after it."""
     continues: bool = False
-    """Whether the answer continues that message itself."""
+    """True if the answer continues that message itself."""
     steered: bool = False
-    """Whether parameters may force an end that looks like the model's own."""
+    """True if parameters may force an end that looks like the model's own."""
     stop_ids: frozenset[int] = frozenset()
 
 

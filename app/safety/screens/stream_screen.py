@@ -1,4 +1,4 @@
-"""The stream screen: every delta goes in, and comes out once what it says is found harmless enough.
+"""The stream screen: every delta is fed, and released once it is found harmless enough.
 
     engine ──▶ feed ──▶ [held: newest tokens of each choice] ──▶ released, per choice in order
                  ├─ two hits in a row ──▶ review by the second stage ──▶ released, or halted
@@ -39,7 +39,7 @@ class StreamScreen:
         held_s: Callable[[float], None] = lambda _seconds: None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`held_s` is told for how many seconds tokens were held."""
+        """`held_s` is called with the seconds for which tokens were held."""
         self._classifier = classifier
         self._review = review
         self._held_s = held_s
@@ -81,7 +81,7 @@ class StreamScreen:
 
 
 class Screening:
-    """One request's answer, on its way out. Where it throws, the answer ends, or all of it is let pass.
+    """One request's answer, on its way out. If it throws, the answer ends, or all of it is let pass.
 
     `state` is that of the choice that was read last. In REVIEW, `review` is awaited before another delta is
     fed. HALTED is for all choices, and final.
@@ -119,7 +119,7 @@ class Screening:
 
     @property
     def in_review(self) -> bool:
-        """Whether `review` is to be awaited before another delta is fed."""
+        """True if `review` is to be awaited before another delta is fed."""
         return self.state is REVIEW
 
     @property
@@ -128,7 +128,7 @@ class Screening:
         return sum(choice.held.tokens for choice in self._choices)
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
-        """What may be released after `delta`. Raises ScreenFailed."""
+        """The deltas that may be released after `delta`. Raises ScreenFailed."""
         if self.halted is not None:
             return ()
         if self.broken:
@@ -151,7 +151,7 @@ class Screening:
         return ()
 
     async def review(self) -> Sequence[Delta]:
-        """What may be released after the review by the second stage. Raises ScreenFailed."""
+        """The deltas that may be released after the review. Raises ScreenFailed, ScreenBusy."""
         choice, self._reviewed = self._reviewed, None
         if choice is None:
             return ()
@@ -191,12 +191,12 @@ class Screening:
         return [delta for choice in self._choices for delta in choice.held.drop()]
 
     def take_withheld_text(self) -> str:
-        """What the halted choice held back, once: to be hashed, and never to be kept."""
+        """The text that the halted choice held back, once: to be hashed, and never to be kept."""
         text, self._withheld_text = self._withheld_text, ""
         return text
 
     def drain(self) -> Sequence[Delta]:
-        """What may be released of an answer that broke off; nothing where this throws."""
+        """The deltas that may be released of an answer that broke off; none if this throws."""
         if self.broken:
             return ()
         try:
@@ -210,7 +210,7 @@ class Screening:
         return [choice.review.recordable_findings() for choice in self._choices]
 
     def verdicts(self) -> list[Verdict]:
-        """How each choice stands, or was halted; for OpenAI's `moderation` object. None where it broke."""
+        """The verdict on each choice, for OpenAI's `moderation` object. None where the screening broke."""
         if self.broken:
             return []
         try:

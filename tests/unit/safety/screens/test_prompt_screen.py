@@ -442,8 +442,8 @@ async def test_what_is_remembered_is_bounded_and_holds_no_text(screen, monkeypat
         prompts.ngram_verdict(say(f"secret {i}"), POLICY)
         prompts.prescreen(say(f"secret {i}"), POLICY, scored=False)
     for memory in (prompts._quick, prompts._glances):
-        assert len(memory._found) == 4
-        assert all(len(key) == 16 for key in memory._found)
+        assert len(memory._values) == 4
+        assert all(len(key) == 16 for key in memory._values)
 
 
 class Slow:

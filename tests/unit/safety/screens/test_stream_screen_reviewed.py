@@ -117,10 +117,10 @@ def text_of(released: Sequence[Delta]) -> str:
     return "".join(delta.text for delta in released)
 
 
-# What is suspected
+# What is flagged
 
 
-async def test_what_is_suspected_is_held_until_it_is_examined():
+async def test_what_is_flagged_is_held_until_it_is_reviewed():
     """Nothing goes out before; after a harmless finding all that waited does, at once and in order."""
     second_stage, answer = SecondStage(HARMLESS), Answer()
     one = screening(FirstStage(0.1, 0.6, 0.7), second_stage, prior=0.25)
@@ -160,7 +160,7 @@ async def test_tokens_that_were_out_before_the_model_was_sure_of_nothing_are_cou
     assert (one.hit_at, one.leaked_tokens) == (4, 2)
 
 
-async def test_one_hit_is_not_examined():
+async def test_one_hit_is_not_reviewed():
     """What is harmless again at the next look goes out."""
     second_stage, answer = SecondStage(HARMFUL), Answer()
     one = screening(FirstStage(0.6, 0.1, 0.6, 0.1), second_stage)
@@ -168,7 +168,7 @@ async def test_one_hit_is_not_examined():
     assert (second_stage.asked, one.halted) == ([], None)
 
 
-async def test_what_was_found_harmless_is_suspected_again_once_clearly_more_is_heard():
+async def test_what_was_found_harmless_is_flagged_again_once_clearly_more_is_heard():
     """Up to there nothing waits; then two hits are needed as before."""
     more = harm_with(0.7, RECHECK_LOGIT_STEP)
     second_stage, answer = SecondStage(HARMLESS), Answer()
@@ -181,7 +181,7 @@ async def test_what_was_found_harmless_is_suspected_again_once_clearly_more_is_h
     ]
 
 
-async def test_each_finding_moves_the_suspicion_on():
+async def test_each_finding_moves_the_flag_on():
     """The next one is due where a whole step more is heard than at the last, not at the first."""
     second = harm_with(0.6, RECHECK_LOGIT_STEP) + 0.001
     third = harm_with(second, RECHECK_LOGIT_STEP) + 0.001
@@ -193,8 +193,8 @@ async def test_each_finding_moves_the_suspicion_on():
 
 
 @pytest.mark.parametrize("between", [0.1, REVIEW_AT - 0.001])
-async def test_once_less_is_heard_the_models_own_suspicion_is_examined_anew(between: float):
-    """Where the harm falls below what it suspects, what it found before is over."""
+async def test_once_less_is_heard_the_models_own_flag_is_reviewed_anew(between: float):
+    """Where the harm falls below what it flags, what it found before is over."""
     second_stage, answer = SecondStage(HARMLESS), Answer()
     one = screening(FirstStage(0.6, 0.7, between, REVIEW_AT, 0.6), second_stage)
     assert "".join(await served(one, *answer.words("a b c d e "), answer.ends())) == "a b c d e "
@@ -203,7 +203,7 @@ async def test_once_less_is_heard_the_models_own_suspicion_is_examined_anew(betw
 
 
 @pytest.mark.parametrize("certain", [0.0, 1.0])
-async def test_a_model_at_the_end_of_its_scale_is_examined(certain: float):
+async def test_a_model_at_the_end_of_its_scale_is_reviewed(certain: float):
     """No harm is greater by a step than certainty, and none is less than none."""
     second_stage, answer = SecondStage(HARMLESS, HARMFUL), Answer()
     one = screening(FirstStage(certain, certain, 1.0, 1.0), second_stage, scores_wanted=True)
@@ -212,7 +212,7 @@ async def test_a_model_at_the_end_of_its_scale_is_examined(certain: float):
     assert [asked.running_score for asked in second_stage.asked][-1] == 1.0
 
 
-async def test_harm_as_high_as_numbers_go_is_examined_once():
+async def test_harm_as_high_as_numbers_go_is_reviewed_once():
     """Nothing is higher, so that only a longer answer is reviewed again: one thread serves all streams."""
     second_stage, answer = SecondStage(HARMLESS), Answer()
     one = screening(FirstStage(*[1.0] * 20), second_stage)
@@ -221,7 +221,7 @@ async def test_harm_as_high_as_numbers_go_is_examined_once():
 
 
 async def test_a_cut_of_what_hardly_more_was_heard_in_loses_nothing():
-    """It was examined, and no two hits are open."""
+    """It was reviewed, and no two hits are open."""
     second_stage, answer = SecondStage(HARMLESS), Answer()
     one = screening(FirstStage(0.6, 0.7, 0.7, 0.7), second_stage)
     out = await served(one, *answer.words("a b c d"), answer.ends("length"))
@@ -229,7 +229,7 @@ async def test_a_cut_of_what_hardly_more_was_heard_in_loses_nothing():
     assert len(second_stage.asked) == 1
 
 
-async def test_a_word_that_was_found_harmless_is_suspected_again_where_it_is_said_again():
+async def test_a_word_that_was_found_harmless_is_flagged_again_where_it_is_said_again():
     """In between the model had forgotten it; as long as it hears it, it asks once."""
     second_stage, answer = SecondStage(HARMLESS), Answer()
     one = screening(WordModel(), second_stage)
@@ -238,7 +238,7 @@ async def test_a_word_that_was_found_harmless_is_suspected_again_where_it_is_sai
     assert len(second_stage.asked) == 2
 
 
-async def test_a_second_suspicion_has_a_place_of_its_own():
+async def test_a_second_flag_has_a_place_of_its_own():
     """Where the harm began, and how late it was found, do not count from what was found harmless."""
     answer = Answer()
     one = screening(FirstStage(0.6, 0.7, *[0.1] * 6, 0.6, 0.7), SecondStage(HARMLESS, HARMFUL))
@@ -248,7 +248,7 @@ async def test_a_second_suspicion_has_a_place_of_its_own():
 
 
 async def test_the_end_of_an_answer_that_was_asked_for_counts_from_itself():
-    """Not from an earlier suspicion that was found harmless."""
+    """Not from an earlier flag that was found harmless."""
     answer = Answer()
     one = screening(FirstStage(0.6, 0.7), SecondStage(HARMLESS, HARMFUL), scores_wanted=True)
     await served(one, *answer.words("a b c d e f g h"), answer.ends())
@@ -256,7 +256,7 @@ async def test_the_end_of_an_answer_that_was_asked_for_counts_from_itself():
     assert (one.hit_at, one.halted.lag_tokens) == (8, 0)
 
 
-async def test_the_end_of_a_long_answer_is_examined():
+async def test_the_end_of_a_long_answer_is_reviewed():
     """More of it than the encoder reads."""
     second_stage, answer = SecondStage(HARMLESS), Answer()
     one = screening(FirstStage(*[0.1] * 300, 0.6, 0.7), second_stage)
@@ -266,7 +266,7 @@ async def test_the_end_of_a_long_answer_is_examined():
 
 
 @pytest.mark.parametrize(("found", "out"), [(HARMLESS, "one two three"), (HARMFUL, "one ")])
-async def test_a_last_delta_that_comes_with_the_suspicion(found: Scores, out: str):
+async def test_a_last_delta_that_comes_with_the_flag(found: Scores, out: str):
     """It waits as well, with its text; it is the last to go out, or is dropped."""
     answer = Answer()
     one = screening(FirstStage(0.1, 0.6, 0.7), SecondStage(found))
@@ -290,7 +290,7 @@ async def test_a_cut_of_what_was_found_harmless_loses_nothing(finish: FinishReas
     assert out == ["one ", "", "two three", ""]
 
 
-async def test_of_two_choices_the_suspected_one_is_examined():
+async def test_of_two_choices_the_flagged_one_is_reviewed():
     """Of the other nothing is asked; halted is the one in which it was found."""
     second_stage, first, second = SecondStage(HARMLESS, HARMFUL), Answer(0), Answer(1)
     model = WordModel()
@@ -334,8 +334,8 @@ async def test_the_worst_finding_speaks_for_the_answer():
     assert [verdict.scores for verdict in one.verdicts()] == [worse]
 
 
-async def test_a_hard_listed_span_halts_without_an_examination():
-    """Though the model suspects the answer as well."""
+async def test_a_hard_listed_span_halts_without_a_review():
+    """Though the model flags the answer as well."""
     second_stage, answer = SecondStage(HARMLESS), Answer()
     one = screening(FirstStage(0.1, 0.1, 0.6, 0.7), second_stage, rules=policy({"hard_list": [SPAN]}))
     await served(one, *answer.words(f"so {SPAN}"))
@@ -344,7 +344,7 @@ async def test_a_hard_listed_span_halts_without_an_examination():
 
 
 async def test_a_span_that_may_have_begun_waits_though_the_text_was_found_harmless():
-    """What the second_stage says does not rule it out."""
+    """What the second stage says does not rule it out."""
     answer = Answer()
     one = screening(FirstStage(0.1, 0.6, 0.7), SecondStage(HARMLESS), rules=policy({"hard_list": [SPAN]}))
     assert await served(one, *answer.words("so canary song and")) == ["so ", "", "", "canary song and"]
@@ -353,7 +353,7 @@ async def test_a_span_that_may_have_begun_waits_though_the_text_was_found_harmle
 # Watched answers
 
 
-async def test_a_watched_answer_is_examined_each_time_it_has_doubled():
+async def test_a_watched_answer_is_reviewed_each_time_it_has_doubled():
     """First before anything goes out, and at its end."""
     second_stage, answer = SecondStage(HARMLESS), Answer()
     one = screening(FirstStage(), second_stage, watched=True)
@@ -365,7 +365,7 @@ async def test_a_watched_answer_is_examined_each_time_it_has_doubled():
 
 
 async def test_a_watched_answer_that_is_harmful_at_its_beginning_releases_nothing():
-    """Though the model that hears every token suspects nothing."""
+    """Though the model that hears every token flags nothing."""
     answer = Answer()
     one = screening(FirstStage(), SecondStage(HARMFUL), watched=True)
     assert await served(one, *(answer.says("x ") for _ in range(20))) == [""] * 20
@@ -374,7 +374,7 @@ async def test_a_watched_answer_that_is_harmful_at_its_beginning_releases_nothin
     assert one.take_withheld_text() == "x " * 12
 
 
-async def test_a_short_watched_answer_is_examined_at_its_end():
+async def test_a_short_watched_answer_is_reviewed_at_its_end():
     """Before any of it goes out."""
     for found, out in ((HARMLESS, "a b c"), (HARMFUL, "")):
         second_stage, answer = SecondStage(found), Answer()
@@ -383,7 +383,7 @@ async def test_a_short_watched_answer_is_examined_at_its_end():
         assert [asked.text for asked in second_stage.asked] == ["a b c"]
 
 
-async def test_a_watched_answer_that_was_examined_to_its_end_is_not_examined_again():
+async def test_a_watched_answer_that_was_reviewed_to_its_end_is_not_reviewed_again():
     """The last delta says nothing new."""
     second_stage, answer = SecondStage(HARMLESS), Answer()
     one = screening(FirstStage(), second_stage, watched=True)
@@ -393,7 +393,7 @@ async def test_a_watched_answer_that_was_examined_to_its_end_is_not_examined_aga
 
 
 async def test_a_watched_answer_that_comes_in_one_piece_has_to_double_from_there():
-    """It is not examined at every token until it has caught up."""
+    """It is not reviewed at every token until it has caught up."""
     second_stage, answer = SecondStage(HARMLESS), Answer()
     one = screening(FirstStage(), second_stage, watched=True)
     await served(one, answer.says("x " * 90, 90), *(answer.says("x ") for _ in range(5)))
@@ -410,7 +410,7 @@ async def test_a_watched_answer_is_held_to_its_own_threshold():
         assert (one.halted is not None) is halted
 
 
-async def test_the_end_is_examined_where_the_moderation_was_asked_for():
+async def test_the_end_is_reviewed_where_the_moderation_was_asked_for():
     """So that there are scores to tell; of an answer without text there is nothing to examine."""
     for asked_for, scores in ((True, HARMLESS), (False, {})):
         second_stage, answer = SecondStage(HARMLESS), Answer()
@@ -427,7 +427,7 @@ async def test_the_end_is_examined_where_the_moderation_was_asked_for():
 # Failures and ends
 
 
-async def test_an_examination_that_fails_ends_the_answer():
+async def test_a_review_that_fails_ends_the_answer():
     """Nothing that is held goes out, nor anything later; it is reported once."""
     broken: list[Exception] = []
     answer = Answer()
@@ -443,7 +443,7 @@ async def test_an_examination_that_fails_ends_the_answer():
     assert (one.drain(), one.verdicts()) == ((), [])
 
 
-async def test_a_server_that_fails_open_releases_what_was_to_be_examined():
+async def test_a_server_that_fails_open_releases_what_was_to_be_reviewed():
     """Whole and in order, with its last delta; so it does with what follows."""
     answer = Answer()
     one = screening(FirstStage(0.1, 0.6, 0.7), SecondStage(ScreenFailed()), fail_open=True)
@@ -456,7 +456,7 @@ async def test_a_server_that_fails_open_releases_what_was_to_be_examined():
     assert [(each.text, each.finish_reason) for each in released] == [("two ", None), ("three", "stop")]
 
 
-async def test_a_flood_of_examinations_lets_nothing_pass():
+async def test_a_flood_of_reviews_lets_nothing_pass():
     """A server that fails open does so for failures; what waited too long ends, and nothing follows."""
     answer, broken = Answer(), list[Exception]()
     busy = SecondStage(ScreenBusy())
@@ -472,8 +472,8 @@ async def test_a_flood_of_examinations_lets_nothing_pass():
 
 
 @pytest.mark.parametrize("watched", [False, True])
-async def test_what_was_suspected_is_not_drained(watched: bool):
-    """The answer broke off before it was examined: only what no examination was wanted of goes out."""
+async def test_what_was_flagged_is_not_drained(watched: bool):
+    """The answer broke off before it was reviewed: only what no review was wanted of goes out."""
     answer = Answer()
     model = FirstStage() if watched else FirstStage(0.1, 0.6, 0.7)
     one = screening(model, SecondStage(HARMLESS), watched=watched)
