@@ -22,7 +22,7 @@ from app.stream.token_stream import TokenStream
 
 
 class AnswerScreen(Protocol):
-    """What every delta of an answer goes through (app.safety.screens.stream_screen.Screening)."""
+    """What every delta of an answer goes through (app.safety.stream.stream_screen.Screening)."""
 
     @property
     def halted(self) -> Verdict | None:

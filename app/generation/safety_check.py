@@ -24,11 +24,11 @@ from app.safety.counters import SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policies, Policy
 from app.safety.policies.policy_prompt import PolicyPrompt
-from app.safety.screens.prompt_screen import PromptScreen
-from app.safety.screens.remembered import Judged, JudgedTexts
-from app.safety.screens.second_stage import SecondStage
-from app.safety.screens.steering import Steering, steering_of
-from app.safety.screens.stream_screen import Screening, StreamScreen
+from app.safety.prompt.prompt_screen import PromptScreen
+from app.safety.prompt.remembered import Judged, JudgedTexts
+from app.safety.stream.second_stage import SecondStage
+from app.safety.stream.steering import Steering, steering_of
+from app.safety.stream.stream_screen import Screening, StreamScreen
 from app.safety.text.turns import Message, Turns, conversation_of, read_request, text_of
 from app.safety.verdict import ScreenBusy, ScreenFailed, Verdict, as_state, from_state, stricter
 from app.store import conversations, safety_events

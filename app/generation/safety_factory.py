@@ -13,9 +13,9 @@ from app.safety.classifiers.bundled_models import Models
 from app.safety.counters import SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policies
-from app.safety.screens.prompt_screen import PromptScreen
-from app.safety.screens.second_stage import SecondStage
-from app.safety.screens.stream_screen import StreamScreen
+from app.safety.prompt.prompt_screen import PromptScreen
+from app.safety.stream.second_stage import SecondStage
+from app.safety.stream.stream_screen import StreamScreen
 from app.settings import Settings
 from app.store.database import Database
 

@@ -18,9 +18,9 @@ from app.metering.traffic import Histogram
 from app.safety.classifiers import bundled_models as shipped
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.policies.policy import Policies
-from app.safety.screens.answer_review import ReviewRequest
-from app.safety.screens.prompt_screen import PromptScreen
-from app.safety.screens.stream_screen import Screening, StreamScreen
+from app.safety.prompt.prompt_screen import PromptScreen
+from app.safety.stream.answer_review import ReviewRequest
+from app.safety.stream.stream_screen import Screening, StreamScreen
 from app.safety.verdict import Scores
 from scripts.benchmarks.prompts import Work, chat_work
 from scripts.benchmarks.stats import percentile

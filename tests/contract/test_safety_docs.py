@@ -13,7 +13,7 @@ from app.safety.categories import ALL, LOCKED
 from app.safety.guard import tier
 from app.safety.policies import allow
 from app.safety.policies.policy_file import PolicyFile, Rule, parse
-from app.safety.screens import remembered
+from app.safety.prompt import remembered
 from app.safety.text import turns
 from app.safety.thresholds import HOLDBACK, WATCHED_HOLDBACK
 

@@ -15,7 +15,7 @@ from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import EngineNotReady
 from app.runtime import Runtime
 from app.safety.classifiers.bundled_models import Models
-from app.safety.screens.answer_review import ScoredAnswer
+from app.safety.stream.answer_review import ScoredAnswer
 from app.safety.verdict import NgramResult, Scores
 from app.settings import Settings, SettingsError
 from app.store import key_table, keys
@@ -228,7 +228,7 @@ async def test_a_screen_that_cannot_be_opened_is_counted_and_logged(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """With the request's id and where it broke, without a text; nothing goes out."""
-    monkeypatch.setattr("app.safety.screens.stream_screen.StreamScreen.for_request", broken)
+    monkeypatch.setattr("app.safety.stream.stream_screen.StreamScreen.for_request", broken)
     served = await served_by(serve, tmp_path, answers=WordModel())
     async with await served.open(chat()) as stream:
         transcript = await stream.to_end()

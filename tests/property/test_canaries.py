@@ -56,7 +56,7 @@ class Answer(WordAnswer):
     """Knows harm, and breaks where it is told to."""
 
     def feed(self, text: str) -> float:
-        """See app.safety.screens.answer_review.ScoredAnswer."""
+        """See app.safety.stream.answer_review.ScoredAnswer."""
         if CRASH in text:
             raise RuntimeError(text)
         return super().feed(text)
@@ -68,7 +68,7 @@ class Answers:
     review_at = 0.5
 
     def start(self, prior: float) -> Answer:
-        """See app.safety.screens.answer_review.AnswerClassifier."""
+        """See app.safety.stream.answer_review.AnswerClassifier."""
         return Answer(prior)
 
 

@@ -69,7 +69,7 @@ class WordClassifier:
         self.threads: set[str] = set()
 
     def fast(self, text: str) -> NgramResult:
-        """See app.safety.screens.prompt_screen.PromptClassifier."""
+        """See app.safety.prompt.text_scores.PromptClassifier."""
         self.read_fast.append(text)
         found = self._scores(self._fast, text)
 
@@ -80,7 +80,7 @@ class WordClassifier:
         return NgramResult(max(found.values()), scores)
 
     def full(self, text: str) -> Scores:
-        """See app.safety.screens.prompt_screen.PromptClassifier."""
+        """See app.safety.prompt.text_scores.PromptClassifier."""
         self._before(text)
         self.read_full.append(text)
         self.threads.add(threading.current_thread().name)

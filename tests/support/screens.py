@@ -32,7 +32,7 @@ class WordAnswer:
         self._text = ""
 
     def feed(self, text: str) -> float:
-        """See app.safety.screens.answer_review.ScoredAnswer."""
+        """See app.safety.stream.answer_review.ScoredAnswer."""
         self._text = (self._text + text)[-self._memory - len(text) :]
         return 0.99 if self._word in self._text else 0.01
 
@@ -47,7 +47,7 @@ class WordModel:
         self.priors: list[float] = []
 
     def start(self, prior: float) -> WordAnswer:
-        """See app.safety.screens.answer_review.AnswerClassifier."""
+        """See app.safety.stream.answer_review.AnswerClassifier."""
         self.priors.append(prior)
         return WordAnswer(prior, self._word)
 
@@ -63,7 +63,7 @@ class WordReviewer:
         self.running_scores: list[float] = []
 
     def answer(self, text: str, prior: float, running_score: float, _opening: str) -> Scores:
-        """See app.safety.screens.second_stage.SecondStageClassifier."""
+        """See app.safety.stream.second_stage.SecondStageClassifier."""
         self.asked.append(text)
         self.priors.append(prior)
         self.running_scores.append(running_score)

@@ -22,8 +22,8 @@ from app.metering.estimate import texts_estimate
 from app.metering.limiter import Lease, Limiter
 from app.metering.lines import Lines
 from app.safety import moderation
-from app.safety.screens.moderator import Moderator
-from app.safety.screens.prompt_screen import QUICK_CHARS
+from app.safety.prompt.moderator import Moderator
+from app.safety.prompt.prompt_screen import QUICK_CHARS
 
 MAX_INPUTS = 1_024
 MAX_CHARS = 1_000_000

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from app.safety.classifiers.model_files import ModelDamaged, verify
 from app.safety.classifiers.ngrams import Evidence
 from app.safety.classifiers.output_model import OutputModel
-from app.safety.screens.answer_review import AnswerClassifier
-from app.safety.screens.prompt_screen import PromptClassifier
-from app.safety.screens.second_stage import SecondStageClassifier
+from app.safety.prompt.text_scores import PromptClassifier
+from app.safety.stream.answer_review import AnswerClassifier
+from app.safety.stream.second_stage import SecondStageClassifier
 
 MODELS = Path(__file__).parents[1] / "models"
 OUTPUT = "output.npz"

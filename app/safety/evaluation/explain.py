@@ -20,7 +20,7 @@ from app.safety.classifiers.bundled_models import Models
 from app.safety.evaluation.traffic import policies
 from app.safety.policies.allow import digest_of
 from app.safety.policies.policy import Policy
-from app.safety.screens.prompt_screen import PromptScreen
+from app.safety.prompt.prompt_screen import PromptScreen
 from app.safety.text.hard_list import compiled
 from app.safety.text.strings import message_text
 from app.safety.text.turns import Message, Read, Turns, read_request, slices, text_of

@@ -15,8 +15,8 @@ from app.core import Counts, Delta, FinishReason
 from app.safety.classifiers.bundled_models import Models
 from app.safety.evaluation.prompts import Judged, Row, quantiles
 from app.safety.policies.policy import Policy
-from app.safety.screens.answer_review import ReviewRequest
-from app.safety.screens.stream_screen import StreamScreen
+from app.safety.stream.answer_review import ReviewRequest
+from app.safety.stream.stream_screen import StreamScreen
 from app.safety.verdict import Action, Scores, harm
 
 _WORDS = re.compile(r"\s*\S+|\s+")

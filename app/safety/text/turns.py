@@ -50,7 +50,7 @@ Message = Mapping[str, Any]
 
 
 class Knows(Protocol):
-    """What this server has judged before (app.safety.screens.remembered.JudgedTexts)."""
+    """What this server has judged before (app.safety.prompt.remembered.JudgedTexts)."""
 
     def is_passed(self, turn: str) -> bool:
         """Whether a user's turn was judged and let pass."""

@@ -27,9 +27,9 @@ from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.notices import Notices
 from app.safety.policies.policy import Policies
-from app.safety.screens.prompt_screen import PromptScreen
-from app.safety.screens.second_stage import SecondStage
-from app.safety.screens.stream_screen import Screening, StreamScreen
+from app.safety.prompt.prompt_screen import PromptScreen
+from app.safety.stream.second_stage import SecondStage
+from app.safety.stream.stream_screen import Screening, StreamScreen
 from app.safety.verdict import NgramResult, Scores, ScreenFailed, Verdict
 from app.store import safety_events
 from app.store.database import Database

@@ -29,7 +29,7 @@ from app.safety.evaluation.explain import (
     sentences,
 )
 from app.safety.policies.allow import digest_of
-from app.safety.screens.prompt_screen import PromptScreen
+from app.safety.prompt.prompt_screen import PromptScreen
 from app.safety.verdict import Scores
 from tests.support.policies import WordClassifier, policy
 from tests.support.screens import WordModel, WordReviewer

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from app.core import Counts, Delta, FinishReason
 from app.safety.policies.policy import Policy
-from app.safety.screens.answer_review import ReviewRequest
-from app.safety.screens.stream_screen import Screening, StreamScreen
+from app.safety.stream.answer_review import ReviewRequest
+from app.safety.stream.stream_screen import Screening, StreamScreen
 from app.safety.thresholds import RECHECK_LOGIT_STEP, REVIEWED_CHARS, SUSPICION_RATIO
 from app.safety.verdict import Scores, ScreenBusy, ScreenFailed
 from tests.support.policies import policy

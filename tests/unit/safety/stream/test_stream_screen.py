@@ -11,9 +11,9 @@ import pytest
 
 from app.core import Counts, Delta, FinishReason, ToolCall
 from app.safety.policies.policy import Policy
-from app.safety.screens.answer_review import Review, ReviewRequest
-from app.safety.screens.steering import Steering, steering_of
-from app.safety.screens.stream_screen import Screening, StreamScreen
+from app.safety.stream.answer_review import Review, ReviewRequest
+from app.safety.stream.steering import Steering, steering_of
+from app.safety.stream.stream_screen import Screening, StreamScreen
 from app.safety.thresholds import MIN_SPAN_CHARS, SUSPICION_RATIO
 from app.safety.verdict import Scores
 from tests.support.policies import policy

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from app.core import Counts, Delta
-from app.safety.screens.choice_screen import ChoiceScreen, StreamState
-from app.safety.screens.stream_screen import Screening
+from app.safety.stream.choice_screen import ChoiceScreen, StreamState
+from app.safety.stream.stream_screen import Screening
 from app.safety.verdict import ScreenFailed, Verdict
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.safety import moderation
 from app.safety.policies.policy import Policies
-from app.safety.screens.prompt_screen import PromptScreen
+from app.safety.prompt.prompt_screen import PromptScreen
 
 
 class Moderator:

@@ -64,7 +64,7 @@ class ReviewRequest(NamedTuple):
 
 
 Review = Callable[[ReviewRequest, str], Awaitable[Scores]]
-"""The scores of the second stage for an owner's answer (app.safety.screens.second_stage).
+"""The scores of the second stage for an owner's answer (app.safety.stream.second_stage).
 
 Raises ScreenFailed.
 """

@@ -20,10 +20,10 @@ from dataclasses import replace
 
 from app.core import Delta
 from app.safety.policies.policy import Policy
-from app.safety.screens.answer_review import AnswerClassifier, Review
-from app.safety.screens.choice_screen import CLEAR, HELD, REVIEW, ChoiceScreen, StreamTerms
-from app.safety.screens.span_reader import match_state
-from app.safety.screens.steering import Steering
+from app.safety.stream.answer_review import AnswerClassifier, Review
+from app.safety.stream.choice_screen import CLEAR, HELD, REVIEW, ChoiceScreen, StreamTerms
+from app.safety.stream.span_reader import match_state
+from app.safety.stream.steering import Steering
 from app.safety.text.hard_list import compiled
 from app.safety.thresholds import CONTINUED_CHARS
 from app.safety.verdict import Scores, ScreenBusy, ScreenFailed, Verdict

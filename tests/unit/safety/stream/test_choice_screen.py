@@ -9,9 +9,9 @@ import pytest
 
 from app.core import Counts, Delta
 from app.safety.policies.policy import Policy
-from app.safety.screens.choice_screen import ChoiceScreen, StreamState, StreamTerms
-from app.safety.screens.span_reader import UNMATCHED
-from app.safety.screens.steering import Steering
+from app.safety.stream.choice_screen import ChoiceScreen, StreamState, StreamTerms
+from app.safety.stream.span_reader import UNMATCHED
+from app.safety.stream.steering import Steering
 from app.safety.text.hard_list import HardList
 from app.safety.verdict import Scores
 from tests.support.policies import policy

@@ -16,11 +16,11 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from app.safety.counters import Failure, SafetyCounters
 from app.safety.policies.policy import Policy
-from app.safety.screens.remembered import Remembered
+from app.safety.prompt.text_scores import MERGED, PromptClassifier, TextScores
 from app.safety.text.turns import SLICE_CHARS, Message, Read, Turns, slices, turns_of
 from app.safety.thresholds import (
     ENCODED_SLICES,
@@ -37,7 +37,6 @@ from app.safety.verdict import (
     ScreenFailed,
     Stage,
     Verdict,
-    checked,
     harm,
     highest,
     stricter,
@@ -52,45 +51,17 @@ QUICK_EARLIER = 3
 """Earlier turns without remembered scores that `ngram_verdict` scores; `full_verdict` scores all."""
 LOOKED_AT = 512
 """Earlier turns of which `ngram_verdict` looks up the remembered scores."""
-QUICK_SLICES = 16
-"""Slices that the n-grams read in one turn: about 6 ms, less than what the encoder takes for one."""
-MERGED = 512
-"""Texts or slices whose scores are put together in one turn of the loop: 2 ms."""
-REMEMBERED = 8_192
-"""Texts whose scores are kept, so that a conversation's past is scored once."""
-
-
-class PromptClassifier(Protocol):
-    """The classifier (app.safety.classifiers.classifier). Both may be called at once, in two threads.
-
-    A text has at most QUICK_CHARS characters, and all of it is read.
-    """
-
-    def fast(self, text: str) -> NgramResult:
-        """The result of the n-grams, in less than a millisecond; the scores take half as long again."""
-        ...
-
-    def full(self, text: str) -> Scores:
-        """The scores of n-grams and encoder together; takes its time."""
-        ...
 
 
 Conversation = Turns | Sequence[Message]
 
 
-class _TextScores(NamedTuple):
+class _SlicedScores(NamedTuple):
     """The scores of a text: of its ends, and of so many slices between."""
 
     ends: Scores
     between: Scores
     num_between: int
-
-
-class _Glance(NamedTuple):
-    """The part of an `NgramResult` that is remembered."""
-
-    harm: float
-    is_language: bool
 
 
 class PromptScreen:
@@ -112,16 +83,13 @@ class PromptScreen:
         fail_open: bool = False,
     ) -> None:
         """Below a harm of `sure_below` the n-grams alone let a prompt pass; 0 has the encoder read all."""
-        self._classifier = classifier
         self._counters = counters
         self._sure_below = sure_below
         self._timeout_s = timeout_s
         self._wait_s = wait_s
         self._fail_open = fail_open
         self._thread = OwnerThreads("prompt-screen", hangs_after_s=timeout_s)
-        self._glances = Remembered[_Glance](REMEMBERED)
-        self._quick = Remembered[Scores](REMEMBERED)
-        self._thorough = Remembered[Scores](REMEMBERED)
+        self._texts = TextScores(classifier, self._thread)
 
     def ngram_verdict(self, conversation: Conversation, policy: Policy, strikes: int = 0) -> Verdict:
         """The verdict of the n-grams, on the loop. It needs stronger evidence to block than `full_verdict`.
@@ -223,7 +191,9 @@ class PromptScreen:
             return None
         highest_harm = 0.0
         for text, weight, watch in (*turns.newest, *turns.earlier):
-            highest_harm = max(highest_harm, self._glance(text, looked).harm * (1.0 if watch else weight))
+            highest_harm = max(
+                highest_harm, self._texts.glance(text, looked).harm * (1.0 if watch else weight)
+            )
         verdict = policy.clear_prompt(highest_harm, "ngrams")
         if verdict is None or policy.clear_prompt(highest_harm, "encoder") is None:
             return None  # whose scores say whether the model is to be strict
@@ -232,7 +202,7 @@ class PromptScreen:
     def _knows(self, turns: Turns, looked: dict[str, NgramResult]) -> bool:
         """True if the n-grams know the language: of others, and of noise, they are sure of nothing."""
         texts = [read.text for read in (*turns.newest, *turns.earlier)]
-        return all(text.isascii() and self._glance(text, looked).is_language for text in texts)
+        return all(text.isascii() and self._texts.glance(text, looked).is_language for text in texts)
 
     def _look(self, turns: Turns, looked: Mapping[str, NgramResult]) -> tuple[Scores, Scores]:
         """The scores by weight, and those of the texts that are to be watched, as they are."""
@@ -240,14 +210,14 @@ class PromptScreen:
         doubted: Scores = {}
         for text, weight, _ in turns.newest:
             for piece in ends(text):
-                scores = highest(scores, _faded(self._quickly(piece, looked), weight))
+                scores = highest(scores, _faded(self._texts.by_ngrams(piece, looked), weight))
         new = 0
         for text, weight, watch in turns.earlier[:LOOKED_AT]:
             for piece in ends(text):
-                remembered = self._quick.get(self._quick.key(piece))
+                remembered = self._texts.remembered(piece)
                 if remembered is None and new < QUICK_EARLIER:
                     new += 1
-                    remembered = self._quickly(piece, looked)
+                    remembered = self._texts.by_ngrams(piece, looked)
                 scores = highest(scores, _faded(remembered or {}, weight))
                 doubted = highest(doubted, remembered or {}) if watch else doubted
         return scores, doubted
@@ -273,7 +243,7 @@ class PromptScreen:
 
     async def _passed_over(
         self, work: Work, earlier: Sequence[Read], skip_below: float
-    ) -> dict[int, _TextScores]:
+    ) -> dict[int, _SlicedScores]:
         """The texts before the newest turns, by number, that the encoder has not to read, and their scores.
 
         These are the texts that the n-grams alone would let pass, and those beyond the worst ENCODED_TEXTS.
@@ -281,86 +251,36 @@ class PromptScreen:
         if not skip_below and len(earlier) <= ENCODED_TEXTS:
             return {}
         pieces = [slices(read.text) for read in earlier]
-        scores = iter(await self._all_quick(work, [piece for of_text in pieces for piece in of_text]))
-        quick: dict[int, _TextScores] = {}
+        scores = iter(
+            await self._texts.all_by_ngrams(work, [piece for of_text in pieces for piece in of_text])
+        )
+        quick: dict[int, _SlicedScores] = {}
         for number, of_text in enumerate(pieces):
             if number % MERGED == 0:
                 await asyncio.sleep(0)
-            quick[number] = _TextScores(highest(*islice(scores, len(of_text))), {}, 0)
+            quick[number] = _SlicedScores(highest(*islice(scores, len(of_text))), {}, 0)
         worst = sorted(quick, key=lambda number: -harm(quick[number].ends))[:ENCODED_TEXTS]
         for number in worst:
             sure = harm(quick[number].ends) < skip_below and earlier[number].text.isascii()
-            if not (sure and await self._thread.run(work, self._all_known, pieces[number])):
+            if not (sure and await self._texts.is_language(work, pieces[number])):
                 del quick[number]
         return quick
 
-    async def _read_one(self, work: Work, read: Read) -> _TextScores:
+    async def _read_one(self, work: Work, read: Read) -> _SlicedScores:
         pieces = slices(read.text)
         between = pieces[1:-1]
         at_ends: Scores = {}
         for piece in (pieces[0], pieces[-1])[: len(pieces)]:
-            at_ends = highest(at_ends, await self._thoroughly(work, piece))
-        quick = await self._all_quick(work, between)
+            at_ends = highest(at_ends, await self._texts.by_encoder(work, piece))
+        quick = await self._texts.all_by_ngrams(work, between)
         worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED_SLICES]
         for i in worst:
-            quick[i] = await self._thoroughly(work, between[i])
+            quick[i] = await self._texts.by_encoder(work, between[i])
         merged: Scores = {}
         for start in range(0, len(quick), MERGED):
             merged = highest(merged, *quick[start : start + MERGED])
             await asyncio.sleep(0)
-        return _TextScores(at_ends, merged, len(between))
-
-    def _quickly(self, text: str, looked: Mapping[str, NgramResult]) -> Scores:
-        key = self._quick.key(text)
-        remembered = self._quick.get(key)
-        if remembered is not None:
-            return remembered
-        quick = looked.get(text)
-        return self._quick.put(key, checked(quick.scores() if quick else self._quick_scores(text)))
-
-    def _quick_scores(self, text: str) -> Scores:
-        return self._classifier.fast(text).scores()
-
-    def _glance(self, text: str, looked: dict[str, NgramResult]) -> _Glance:
-        key = self._glances.key(text)
-        remembered = self._glances.get(key)
-        if remembered is not None:
-            return remembered
-        quick = looked[text] = self._classifier.fast(text)
-        if not 0.0 <= quick.harm <= 1.0:
-            raise ValueError("harm out of range")
-        return self._glances.put(key, _Glance(quick.harm, quick.is_language))
-
-    async def _thoroughly(self, work: Work, text: str) -> Scores:
-        """The encoder's scores, in the thread: a slice at a time, so that others have their turns."""
-        key = self._thorough.key(text)
-        remembered = self._thorough.get(key)
-        if remembered is not None:
-            return remembered
-        return self._thorough.put(key, checked(await self._thread.run(work, self._classifier.full, text)))
-
-    async def _all_quick(self, work: Work, texts: Sequence[str]) -> list[Scores]:
-        """The n-grams' scores of each text, in the thread: QUICK_SLICES at a time."""
-        scores: list[Scores] = []
-        for start in range(0, len(texts), QUICK_SLICES):
-            batch = texts[start : start + QUICK_SLICES]
-            keys = [self._quick.key(text) for text in batch]
-            by_key = {key: kept for key in keys if (kept := self._quick.get(key)) is not None}
-            unread = {key: text for key, text in zip(keys, batch, strict=True) if key not in by_key}
-            if start % MERGED == 0:  # all of a text may be remembered
-                await asyncio.sleep(0)
-            if unread:
-                read = await self._thread.run(work, self._quick_scores_of, list(unread.values()))
-                for key, of_text in zip(unread, read, strict=True):
-                    by_key[key] = self._quick.put(key, checked(of_text))
-            scores += [by_key[key] for key in keys]
-        return scores
-
-    def _quick_scores_of(self, texts: Sequence[str]) -> list[Scores]:
-        return [self._quick_scores(text) for text in texts]
-
-    def _all_known(self, texts: Sequence[str]) -> bool:
-        return all(self._glance(text, {}).is_language for text in texts)
+        return _SlicedScores(at_ends, merged, len(between))
 
     def _failed(self, stage: Stage, why: Failure, policy: Policy, exc: Exception) -> Verdict:
         busy = isinstance(exc, WaitedTooLong)  # no failure: a flood must not be a way past the screen

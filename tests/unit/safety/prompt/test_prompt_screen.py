@@ -11,7 +11,7 @@ import pytest
 
 from app.metering.traffic import Histogram
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
-from app.safety.screens.prompt_screen import (
+from app.safety.prompt.prompt_screen import (
     QUICK_CHARS,
     QUICK_EARLIER,
     PromptScreen,
@@ -436,12 +436,12 @@ async def test_a_prompt_without_text_passes(screen):
 
 async def test_what_is_remembered_is_bounded_and_holds_no_text(screen, monkeypatch):
     """The oldest goes; the memory's keys are hashes."""
-    monkeypatch.setattr("app.safety.screens.prompt_screen.REMEMBERED", 4)
+    monkeypatch.setattr("app.safety.prompt.text_scores.REMEMBERED", 4)
     prompts = screen(WordClassifier(), sure_below=0.2)
     for i in range(9):
         prompts.ngram_verdict(say(f"secret {i}"), POLICY)
         prompts.prescreen(say(f"secret {i}"), POLICY, scored=False)
-    for memory in (prompts._quick, prompts._glances):
+    for memory in (prompts._texts._ngrams, prompts._texts._glances):
         assert len(memory._values) == 4
         assert all(len(key) == 16 for key in memory._values)
 

@@ -14,9 +14,9 @@ from enum import Enum
 
 from app.core import Channel, Counts, Delta
 from app.safety.policies.policy import Policy
-from app.safety.screens.answer_review import AnswerClassifier, AnswerReview
-from app.safety.screens.span_reader import EVERYWHERE, MatchState, Position, SpanReader
-from app.safety.screens.steering import Steering
+from app.safety.stream.answer_review import AnswerClassifier, AnswerReview
+from app.safety.stream.span_reader import EVERYWHERE, MatchState, Position, SpanReader
+from app.safety.stream.steering import Steering
 from app.safety.text.escapes import undone
 from app.safety.text.hard_list import HardList
 from app.safety.thresholds import MIN_SPAN_CHARS, READ_AT_ONCE_TOKENS

@@ -11,8 +11,8 @@ import pytest
 
 from app.metering.traffic import Histogram
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
-from app.safety.screens.answer_review import ReviewRequest
-from app.safety.screens.second_stage import SecondStage
+from app.safety.stream.answer_review import ReviewRequest
+from app.safety.stream.second_stage import SecondStage
 from app.safety.verdict import Scores, ScreenBusy, ScreenFailed
 
 REQUEST = ReviewRequest("the end of an answer", 0.3, 0.8, "its beginning")

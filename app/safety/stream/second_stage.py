@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from app.safety.counters import SafetyCounters
-from app.safety.screens.answer_review import ReviewRequest
+from app.safety.stream.answer_review import ReviewRequest
 from app.safety.thresholds import ENCODER_TIMEOUT_S, ENCODER_WAIT_S
 from app.safety.verdict import Scores, ScreenBusy, ScreenFailed, checked
 from app.threads.owner_threads import OwnerThreads, WaitedTooLong, Work

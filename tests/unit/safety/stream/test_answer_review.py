@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.safety.screens.answer_review import Excerpt
+from app.safety.stream.answer_review import Excerpt
 from app.safety.thresholds import OPENING_CHARS, REVIEWED_CHARS
 
 
