@@ -107,28 +107,6 @@ class Excerpt:
 class AnswerReview:
     """The scores of one choice by both stages, and what follows from them. Positions are in tokens from 1."""
 
-    __slots__ = (
-        "_answer",
-        "_doubt_at",
-        "_due_at_tokens",
-        "_hits",
-        "_holdback",
-        "_policy",
-        "_prior",
-        "_recheck_at",
-        "_review_at",
-        "_reviewed_tokens",
-        "_score",
-        "_watched",
-        "clean_until",
-        "excerpt",
-        "findings",
-        "hit_at",
-        "holdback_tokens",
-        "in_doubt",
-        "read_tokens",
-    )
-
     def __init__(self, classifier: AnswerClassifier, policy: Policy, prior: float, *, watched: bool) -> None:
         self._answer = classifier.start(prior)
         self._policy = policy

@@ -121,20 +121,6 @@ class HeldDeltas:
 class ChoiceScreen:
     """One choice: it reads each delta for the classifier and the hard list, and holds what must wait."""
 
-    __slots__ = (
-        "_channel",
-        "_escape",
-        "_holdback_tokens",
-        "_spans",
-        "_terms",
-        "_tokens",
-        "_unread",
-        "held",
-        "review",
-        "state",
-        "verdict",
-    )
-
     def __init__(self, terms: StreamTerms) -> None:
         self._terms = terms
         self._channel: tuple[str, int] | None = None

@@ -106,18 +106,6 @@ class _Reading(_Track):
 class SpanReader:
     """One choice's text, logprobs and names of tools, read for the spans of a list."""
 
-    __slots__ = (
-        "_across",
-        "_list",
-        "_plain",
-        "_reading",
-        "_readings",
-        "_shown",
-        "_spelled",
-        "_spelling",
-        "channel",
-    )
-
     def __init__(self, hard_list: HardList, match: MatchState = UNMATCHED) -> None:
         """`match` is the state after the text that a client reads before the answer."""
         self._list = hard_list
