@@ -1,4 +1,4 @@
-"""Classifies texts that are no one's request: what `/moderations` asks for, by the screens of prompts."""
+"""Results for texts that are no one's request: `/moderations` asks for them; by the prompt screen."""
 
 from __future__ import annotations
 
