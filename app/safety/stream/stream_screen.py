@@ -153,9 +153,8 @@ class Screening:
     async def review(self) -> Sequence[Delta]:
         """The deltas that may be released after the review. Raises ScreenFailed, ScreenBusy."""
         choice, self._reviewed = self._reviewed, None
-        if choice is None:
-            return ()
         try:
+            assert choice is not None, "not in review"
             assert self._review is not None
             self.state = choice.settle(await self._review(choice.review.request(), self._owner))
             if self.state is HELD:

@@ -353,6 +353,13 @@ def test_a_span_cut_off_in_its_midst_is_withheld(finish, stop, released):
     assert out[-1].counts.prompt_tokens == PROMPT_TOKENS
 
 
+def test_an_answer_of_which_all_is_withheld_has_the_counts_of_its_prompt():
+    """Nothing was released that it could take them from."""
+    one, deltas = screening(SPAN), Deltas()
+    (end,) = feed(one, deltas("canary"), deltas("", tokens=0, finish="length"))
+    assert (end.text, end.counts, end.finish_reason) == ("", Counts(PROMPT_TOKENS, 0), "length")
+
+
 def test_a_few_letters_are_no_beginning():
     """An answer that is as long as it may be keeps its last word, though some span begins likewise."""
     one, deltas = screening(SPAN), Deltas()
