@@ -51,7 +51,7 @@ from app.safety.classifiers.bundled_models import Models, load
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policy
-from app.safety.screens.moderator import Moderator
+from app.safety.prompt.moderator import Moderator
 from app.safety.session.screened import session_of
 from app.safety.session.service import SafetyService
 from app.safety.session.session import SessionOf

@@ -126,8 +126,8 @@ def _judge(args: argparse.Namespace, in_force: settings.Settings, load: Callable
 
 def _policy(in_force: settings.Settings, models: Path | None) -> Policy:
     """The policy of the settings, by the calibration of these classifiers, or of those that are shipped."""
+    from app.safety.policies.calibration import MODELS
     from app.safety.policies.policy import Policies
-    from app.safety.policies.thresholds import MODELS
 
     path = Path(in_force.safety_policy) if in_force.safety_policy else None
     return Policies(

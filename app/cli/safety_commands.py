@@ -24,7 +24,7 @@ from app.safety.evaluation.plot import plot
 from app.safety.evaluation.prompts import Judged, Row
 from app.safety.evaluation.replies import Streamed, halts, stream
 from app.safety.policies.policy import Policy
-from app.safety.screens.prompt_screen import PromptScreen
+from app.safety.prompt.prompt_screen import PromptScreen
 from app.safety.verdict import Verdict, harm, stricter
 
 EXIT_OK = 0

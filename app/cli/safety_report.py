@@ -20,7 +20,7 @@ from app.safety.evaluation.traffic import (
     report,
 )
 from app.safety.policies.policy import Policy
-from app.safety.policies.thresholds import MAX_FPR, MIN_FPR
+from app.safety.thresholds import MAX_FPR, MIN_FPR
 from app.settings import SettingsError
 from app.store import keys, safety_records
 from app.store.backup import opened

@@ -95,7 +95,7 @@ class Pipeline:
                         if screen is None:  # nothing goes out before the verdict and the reservation
                             screen = await run.cleared(delta)
                         ready = screen.feed(delta)
-                        for released in await screen.examined() if screen.suspects else ready:
+                        for released in await screen.review() if screen.in_review else ready:
                             if released.finish_reason is not None:
                                 trace.finished(released)
                             entry.released(released)

@@ -59,17 +59,17 @@ class SkipReleased:
         return self._screen.halted
 
     @property
-    def suspects(self) -> bool:
-        return self._screen.suspects
+    def in_review(self) -> bool:
+        return self._screen.in_review
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
         """See AnswerScreen. Raises OutputMismatch too."""
         passed = self._screen.feed(delta)
         return list(self._unreleased(passed)) if self._behind else passed
 
-    async def examined(self) -> Sequence[Delta]:
+    async def review(self) -> Sequence[Delta]:
         """See AnswerScreen. Raises OutputMismatch too."""
-        return list(self._unreleased(await self._screen.examined()))
+        return list(self._unreleased(await self._screen.review()))
 
     def drain(self) -> Sequence[Delta]:
         """See AnswerScreen. Nothing is released of an answer that differs."""

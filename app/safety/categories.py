@@ -1,4 +1,4 @@
-"""What harm is called: MLCommons' hazards S1 to S13 and the jailbreak, in every vocabulary used here.
+"""The categories of harm: MLCommons' hazards S1 to S13 and the jailbreak, in every vocabulary used here.
 
 Scores, the policy file, events and metrics know a category by its code. The names are those of the
 AILuminate taxonomy (https://mlcommons.org/ailuminate/), which Llama Guard 3 has too.

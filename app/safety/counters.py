@@ -1,4 +1,4 @@
-"""What the screens have done since the start, for the metrics: plain numbers, no text."""
+"""Counts of the screens since the start, for the metrics: plain numbers, no text."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class SafetyCounters:
         self.lifted: Counter[str] = Counter()
         """By category: refusals of prompts that the operator's `allow` took back."""
         self.hold_back = hold_back
-        """Seconds from when a delta came until it was released."""
+        """Seconds from the arrival of a delta until its release."""
         self.examined_answers = 0
-        """Examinations of answers: what the model that hears every token suspected, and watched answers."""
+        """Reviews of answers by the second stage: flagged ones, and those to watched prompts."""
         self.leaked_tokens = 0
         """Tokens of halted answers that were released after the one where the harm began, as screened."""
         self.dropped_tokens = 0

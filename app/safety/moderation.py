@@ -25,7 +25,7 @@ from app.safety.categories import ALL, OPENAI_KEYS
 from app.safety.verdict import Scores, Verdict
 
 MODEL = "tokenring-moderation"
-"""What the classifiers behind all results are called."""
+"""The name of the classifiers behind all results."""
 
 MODELS: Collection[str] = (
     MODEL,
@@ -42,6 +42,9 @@ Outcome = dict[str, Any]
 KEYS: Mapping[str, tuple[str, ...]] = {c.code: c.openai or (c.name,) for c in ALL}
 """The keys of `categories` and `category_scores` that say each of our categories."""
 
+_CLASSIFIED_KEYS = frozenset(key for keys in KEYS.values() for key in keys)
+
+"""The keys that any of our categories say; OpenAI's finer ones are said by none."""
 ALL_KEYS: tuple[str, ...] = (*OPENAI_KEYS, *(c.name for c in ALL if not c.openai))
 
 
@@ -61,7 +64,9 @@ def result(verdict: Verdict, blocked: Collection[str] = ()) -> Result:
         "watched": is_flagged or verdict.enforced == "watch",
         "categories": {key: key in flagged_keys for key in ALL_KEYS},
         "category_scores": category_scores(verdict.scores),
-        "category_applied_input_types": {key: ["text"] if _said(key) else [] for key in ALL_KEYS},
+        "category_applied_input_types": {
+            key: ["text"] if key in _CLASSIFIED_KEYS else [] for key in ALL_KEYS
+        },
     }
 
 
@@ -72,14 +77,6 @@ def category_scores(scores: Scores) -> dict[str, float]:
         for key in KEYS[category]:
             by_key[key] = max(by_key[key], p)
     return by_key
-
-
-_SAID = frozenset(key for keys in KEYS.values() for key in keys)
-
-
-def _said(key: str) -> bool:
-    """Whether any category of ours is behind the key; OpenAI's finer ones have none."""
-    return key in _SAID
 
 
 def results(verdicts: Iterable[Verdict]) -> Outcome:

@@ -1,4 +1,4 @@
-"""What a screen says: scores by category, and the verdict that a policy makes of them.
+"""The results of screens: scores by category, and the verdict that a policy makes of them.
 
 The vocabulary of every stage. A verdict has no text in it and may be stored and logged as it is.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from app.errors import SafetyUnavailable
 
@@ -16,10 +16,10 @@ Scores = Mapping[str, float]
 """Category to calibrated probability, 0 to 1, on one scale over all categories."""
 
 
-class Quick(NamedTuple):
-    """What is made of a text at a glance: its harm, and what tells the scores, of which it is the maximum.
+class NgramResult(NamedTuple):
+    """The n-grams' harm of a text, and a function for the scores, of which it is the maximum.
 
-    Where the n-grams do not know its language (`is_language`), as of digits, a low harm says nothing.
+    If `is_language` is false, the n-grams do not know the language, as of digits: a low harm says nothing.
     """
 
     harm: float
@@ -28,10 +28,10 @@ class Quick(NamedTuple):
 
 
 Action = Literal["block", "watch", "flag", "off"]
-"""What is done at a category's threshold: refuse or halt; admit under stricter terms; record; nothing."""
+"""The act at a category's threshold: refuse or halt; admit under stricter terms; record; nothing."""
 
 Stage = Literal["ngrams", "encoder", "guard", "stream", "hard_list"]
-"""What gave the scores."""
+"""The source of the scores."""
 
 ACTIONS: tuple[Action, ...] = get_args(Action)
 """From the strictest down."""
@@ -53,7 +53,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a prompt or an answer. `action` is None where no threshold was reached.
+    """The decision on a prompt or an answer. `action` is None where no threshold was reached.
 
     `category` is the one that decided, or without an action the highest; `score` is its score and
     `threshold` the one it was held against. A text of which nothing but its harm was asked has no category
@@ -92,17 +92,17 @@ class Verdict:
 
     @property
     def harm(self) -> float:
-        """How harmful the text is in whichever way it is most."""
+        """The highest of all scores."""
         return max(self.score, harm(self.scores))
 
     @property
     def blocked(self) -> bool:
-        """Whether the prompt is refused, or the answer halted."""
+        """True if the prompt is refused, or the answer halted."""
         return self.action == "block"
 
     @property
     def watched(self) -> bool:
-        """Whether the request goes on under stricter terms."""
+        """True if the request continues under stricter terms."""
         return self.action == "watch"
 
 
@@ -110,7 +110,7 @@ _STATE = ("action", "category", "score", "threshold", "stage", "policy_hash", "s
 
 
 def as_state(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as JSON, for an answer that another process goes on with; not what it was made of."""
+    """A verdict as JSON, for an answer that another process continues; without its readings."""
     fields = {name: getattr(verdict, name) for name in _STATE}
     return fields | {"threshold": verdict.threshold if math.isfinite(verdict.threshold) else None}
 
@@ -137,34 +137,6 @@ class ScreenBusy(ScreenFailed):
     default_retry_after_s = 30
 
 
-class Policed(Protocol):
-    """A policy in force, as the screens see it (app.safety.policies.policy.Policy)."""
-
-    def judge_prompt(self, scores: Scores, stage: Stage, *, texts: int = 1) -> Verdict:
-        """What becomes of a prompt with these scores, the maximum over so many texts of it."""
-        ...
-
-    def judge_output(self, scores: Scores, *, watched: bool, stage: Stage = "stream") -> Verdict:
-        """What becomes of an answer with these scores; `watched` is whether its prompt is."""
-        ...
-
-    def clear_prompt(self, harm: float, stage: Stage) -> Verdict | None:
-        """The verdict on a prompt of this harm, where no category can do anything; None where one may."""
-        ...
-
-    def unallowed(self, turn: str) -> str:
-        """What remains of a user's turn without what the operator allows; all of it where nothing is."""
-        ...
-
-    def lifted(self, refused: Verdict, rest: Verdict) -> Verdict:
-        """The verdict on a refused prompt, of which `rest` is that without what the operator allows."""
-        ...
-
-    def after(self, strikes: int) -> Policed:
-        """The policy for a conversation of which so many turns were blocked: never a looser one."""
-        ...
-
-
 def stricter(first: Verdict, second: Verdict) -> Verdict:
     """The verdict that does more, or would do more; of two that do the same, the second, which knows more.
 
@@ -181,31 +153,6 @@ def stricter(first: Verdict, second: Verdict) -> Verdict:
     return replace(chosen, observed=observing.observed, observed_category=category, readings=readings)
 
 
-def judged(policy: Policed, readings: Sequence[Reading]) -> Verdict:
-    """What a policy makes of a prompt of which these are the readings, of all that was read at least one."""
-    first, *others = readings
-    verdict = policy.judge_prompt(first.scores, first.stage, texts=first.texts)
-    for reading in others:
-        other = policy.judge_prompt(reading.scores, reading.stage, texts=reading.texts)
-        if reading.watch_only:
-            verdict = _at_least_watched(verdict, other)
-        else:
-            verdict = replace(stricter(other, verdict), scores=highest(verdict.scores, other.scores))
-    return replace(verdict, readings=readings)
-
-
-def _at_least_watched(verdict: Verdict, doubted: Verdict) -> Verdict:
-    """The verdict, or a watch where what is only to be watched would have been refused."""
-    watch = replace(doubted, action=_watch(doubted.action), observed=_watch(doubted.observed))
-    if watch.enforced is None or verdict.blocked:
-        return verdict
-    return replace(stricter(verdict, watch), scores=highest(verdict.scores, doubted.scores))
-
-
-def _watch(action: Action | None) -> Action | None:
-    return "watch" if action == "block" else None
-
-
 def _severities(verdict: Verdict) -> tuple[int, int]:
     return _severity(verdict.action), _severity(verdict.observed)
 
@@ -214,8 +161,15 @@ def _severity(action: Action | None) -> int:
     return 0 if action is None else len(ACTIONS) - ACTIONS.index(action)
 
 
+def checked(scores: Scores) -> Scores:
+    """The scores of a classifier. Raises ValueError for none, and for NaN, which would reach no threshold."""
+    if not scores or not all(0.0 <= p <= 1.0 for p in scores.values()):
+        raise ValueError("scores out of range")
+    return scores
+
+
 def harm(scores: Scores) -> float:
-    """How harmful a text is in whichever way it is most; 0 without scores."""
+    """The highest score of a text; 0 without scores."""
     return max(scores.values(), default=0.0)
 
 

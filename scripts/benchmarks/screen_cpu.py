@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -17,8 +18,10 @@ from app.metering.traffic import Histogram
 from app.safety.classifiers import bundled_models as shipped
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.policies.policy import Policies
-from app.safety.screens.prompt_screen import PromptScreen
-from app.safety.screens.stream_screen import Screening, StreamScreen
+from app.safety.prompt.prompt_screen import PromptScreen
+from app.safety.stream.answer_review import ReviewRequest
+from app.safety.stream.stream_screen import Screening, StreamScreen
+from app.safety.verdict import Scores
 from scripts.benchmarks.prompts import Work, chat_work
 from scripts.benchmarks.stats import percentile
 
@@ -146,7 +149,8 @@ def _measured(
 ) -> CpuFigure:
     streams = [_deltas(pieces) for pieces in answers]
     tokens = sum(map(len, streams))
-    rounds = [_round(judge, streams, priors, watched=watched) / tokens * 1e6 for _ in range(ROUNDS + 1)]
+    round_s = partial(_round, judge, streams, priors, watched=watched)
+    rounds = [asyncio.run(round_s()) / tokens * 1e6 for _ in range(ROUNDS + 1)]
     return CpuFigure(about, len(streams), tokens, median(rounds[1:]), [round(us, 3) for us in rounds[1:]])
 
 
@@ -155,15 +159,22 @@ def _deltas(pieces: Sequence[str]) -> list[Delta]:
     return [*deltas, Delta(0, "text", "", (), Counts(1, len(pieces)), "length")]
 
 
-def _round(
+async def _harmless(_request: ReviewRequest, _owner: str) -> Scores:
+    """A second stage that costs nothing."""
+    return {"S2": 0.0}
+
+
+async def _round(
     judge: PromptJudge, streams: Sequence[Sequence[Delta]], priors: Sequence[float], *, watched: bool
 ) -> float:
     """CPU seconds of this thread for all streams, from their making to their end."""
-    screen = StreamScreen(judge.models.answers)
+    screen = StreamScreen(judge.models.answers, _harmless)
     began_s = time.thread_time()
     screenings: list[Screening] = [screen.for_request(1, watched, prior, judge.policy) for prior in priors]
     for at in range(max(map(len, streams))):
         for screening, deltas in zip(screenings, streams, strict=True):
             if at < len(deltas):
                 screening.feed(deltas[at])
+                if screening.in_review:
+                    await screening.review()
     return time.thread_time() - began_s

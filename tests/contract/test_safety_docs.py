@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from app.safety import thresholds
 from app.safety.categories import ALL, LOCKED
 from app.safety.guard import tier
-from app.safety.policies import allow, policy
+from app.safety.policies import allow
 from app.safety.policies.policy_file import PolicyFile, Rule, parse
-from app.safety.policies.thresholds import MAX_FPR, MIN_FPR
-from app.safety.screens import prompt_screen, remembered, stream_screen
-from app.safety.screens.stream_terms import HoldBack
+from app.safety.prompt import remembered
 from app.safety.text import turns
+from app.safety.thresholds import HOLDBACK, WATCHED_HOLDBACK
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/safety.md").read_text("utf-8")
 
@@ -43,31 +43,30 @@ def test_every_category_is_described():
         assert f"| `{category.code}` | `{category.name}` | {category.title}{locked} |" in TEXT
 
 
-HELD = HoldBack()
 NUMBERS = (
     (
         "safety",
-        f"{HELD.clean} tokens: a token goes out as soon as it is read | up to {HELD.grey} tokens |",
+        f"{HOLDBACK.base} tokens: a token goes out as soon as it is read | up to {HOLDBACK.max} tokens |",
     ),
     (
         "safety",
-        f"{HELD.watched} tokens, from the first one on | up to {HELD.watched + HELD.watched_grey} tokens |",
+        f"{WATCHED_HOLDBACK.base} tokens, from the first one on | up to {WATCHED_HOLDBACK.max} tokens |",
     ),
-    ("safety", f"Doubt begins at {stream_screen.GREY_PART} of the score at which an answer is suspect."),
-    ("safety", f"the message's last {stream_screen.CONTINUED_CHARS:,} characters"),
-    ("safety", f"plus one second for every {prompt_screen.CHARS_A_SECOND:,} characters"),
+    ("safety", f"Doubt begins at {thresholds.SUSPICION_RATIO} of the score at which an answer is examined."),
+    ("safety", f"the message's last {thresholds.CONTINUED_CHARS:,} characters"),
+    ("safety", f"plus one second for every {thresholds.ENCODER_CHARS_PER_S:,} characters"),
     ("safety", f"read in slices of {turns.SLICE_CHARS:,} characters"),
     ("safety", f"up to {turns.SHORT_CHARS} characters"),
     ("safety", f"its score times {turns.DECAY} for each turn since"),
     ("safety", f"it remembers {remembered.JUDGED:,} texts"),
-    ("safety", f"it reads the {prompt_screen.ENCODED_TEXTS} texts that the n-grams doubt most"),
+    ("safety", f"it reads the {thresholds.ENCODED_TEXTS} texts that the n-grams doubt most"),
     ("safety", f"a phrase of {allow.MIN_PHRASE_CHARS} to {allow.MAX_PHRASE_CHARS} characters"),
     ("safety", f"A file has at most {allow.MAX_ENTRIES} entries."),
     ("safety", f"the newest {turns.EDITED_CHARS:,} characters"),
     ("safety", f"the message has at most {allow.MAX_TURN_CHARS:,} characters"),
-    ("safety", f"{policy.GUARD_BLOCK} blocks, {policy.GUARD_WATCH} watches"),
-    ("safety", f"Targets go from {MIN_FPR} to {MAX_FPR}."),
-    ("guard", f"{policy.GUARD_BLOCK} blocks and {policy.GUARD_WATCH} watches"),
+    ("safety", f"{thresholds.GUARD_BLOCK} blocks, {thresholds.GUARD_WATCH} watches"),
+    ("safety", f"Targets go from {thresholds.MIN_FPR} to {thresholds.MAX_FPR}."),
+    ("guard", f"{thresholds.GUARD_BLOCK} blocks and {thresholds.GUARD_WATCH} watches"),
     ("guard", f"takes longer than {tier.TIMEOUT_S:g} s"),
 )
 """Page and words."""

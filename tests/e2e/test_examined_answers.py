@@ -13,12 +13,12 @@ import pytest
 from app.engine.scripted.engine import Script
 from app.safety.verdict import Scores
 from app.store import safety_events
-from tests.support.screens import HARM, WATCHED, WordExaminer, WordModel, speaking, word_models
+from tests.support.screens import HARM, WATCHED, WordModel, WordReviewer, speaking, word_models
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import until
 
 TRULY = "truly"
-"""What the examiner finds harmful; the model that hears every token knows HARM alone."""
+"""What the reviewer finds harmful; the model that hears every token knows HARM alone."""
 BEFORE = " ".join(f"fine{i}" for i in range(30))
 AFTER = " ".join(f"word{i}" for i in range(60))
 HARMLESS = f"{BEFORE} {HARM} and {AFTER}"
@@ -31,28 +31,26 @@ Start = Callable[..., Any]
 def start(serve: Serve, tmp_path: Path) -> Start:
     """A server whose answers are examined, and whose engine says a given text."""
 
-    async def started(said: str, examiner: Any = None, **options: Any) -> tuple[Served, WordExaminer]:
-        examiner = examiner or WordExaminer(TRULY)
-        models = word_models(tmp_path / "models")._replace(
-            answers=WordModel(suspect_at=0.5), examiner=examiner
-        )
+    async def started(said: str, reviewer: Any = None, **options: Any) -> tuple[Served, WordReviewer]:
+        reviewer = reviewer or WordReviewer(TRULY)
+        models = word_models(tmp_path / "models")._replace(answers=WordModel(), second_stage=reviewer)
         served = await serve(
             Script(), engine_type=speaking(said), load_models=lambda: models, safety="on", **options
         )
-        return served, examiner
+        return served, reviewer
 
     return started
 
 
 async def test_a_suspected_answer_that_is_harmless_goes_out_whole(start: Start):
     """It was examined once, where the suspicion arose, and nothing is recorded of it."""
-    served, examiner = await start(HARMLESS)
+    served, reviewer = await start(HARMLESS)
     async with await served.open(chat()) as stream:
         transcript = await stream.to_end()
     stream.transcript.check_ids()
     assert (transcript.content(), list(transcript.finish_reasons.values())) == (HARMLESS, ["stop"])
-    assert examiner.asked == [f"{BEFORE} {HARM} and "]
-    assert examiner.heard == [0.99]
+    assert reviewer.asked == [f"{BEFORE} {HARM} and "]
+    assert reviewer.running_scores == [0.99]
     counters = served.runtime.safety_counters
     assert (counters.examined_answers, counters.leaked_tokens, counters.dropped_tokens) == (1, 0, 0)
     page = await served.runtime.database.read(lambda c: safety_events.page(c, 100))
@@ -60,13 +58,13 @@ async def test_a_suspected_answer_that_is_harmless_goes_out_whole(start: Start):
 
 
 async def test_a_suspected_answer_that_is_harmful_stops(start: Start):
-    """Before the suspected word, with `content_filter`, and with the category that the examiner found."""
-    served, examiner = await start(HARMFUL)
+    """Before the suspected word, with `content_filter`, and with the category that the reviewer found."""
+    served, reviewer = await start(HARMFUL)
     async with await served.open(chat()) as stream:
         transcript = await stream.to_end()
     assert list(transcript.finish_reasons.values()) == ["content_filter"]
     assert transcript.content() == f"{BEFORE} {TRULY} "
-    assert len(examiner.asked) == 1
+    assert len(reviewer.asked) == 1
     await until(lambda: served.runtime.database.queue_depth == 0)
     page = await served.runtime.database.read(lambda c: safety_events.page(c, 100))
     ((_, event),) = page.events
@@ -83,7 +81,7 @@ async def test_nothing_suspected_goes_out_while_it_is_examined(start: Start):
         entered.set()
         release.wait(10)
 
-    served, _ = await start(HARMLESS, WordExaminer(TRULY, before=hold))
+    served, _ = await start(HARMLESS, WordReviewer(TRULY, before=hold))
     async with await served.open(chat()) as stream:
         reading = asyncio.create_task(stream.to_end())
         await until(entered.is_set)
@@ -97,33 +95,33 @@ async def test_nothing_suspected_goes_out_while_it_is_examined(start: Start):
 
 async def test_a_watched_answer_is_examined_before_its_first_token(start: Start):
     """With the harm of its prompt in mind, though nothing in it is suspected."""
-    served, examiner = await start(f"{TRULY} {AFTER}")
+    served, reviewer = await start(f"{TRULY} {AFTER}")
     answer = (await served.post(chat(f"a {WATCHED} thing", stream=False))).json()
     (choice,) = answer["choices"]
     assert (choice["finish_reason"], choice["message"]["content"] or "") == ("content_filter", "")
-    assert len(examiner.asked) == 1
-    assert examiner.priors[0] > 0.1
+    assert len(reviewer.asked) == 1
+    assert reviewer.priors[0] > 0.1
     plain = (await served.post(chat("harmless", stream=False))).json()
     assert plain["choices"][0]["message"]["content"] == f"{TRULY} {AFTER}"
-    assert len(examiner.asked) == 1
+    assert len(reviewer.asked) == 1
 
 
 async def test_moderation_that_was_asked_for_has_the_scores_of_the_examiner(start: Start):
     """Of an answer that was never suspected."""
-    served, examiner = await start("all is well")
+    served, reviewer = await start("all is well")
     body = chat(stream=False, moderation={"model": "omni-moderation-latest"})
     answer = (await served.post(body)).json()
     assert answer["choices"][0]["message"]["content"] == "all is well"
     (result,) = answer["moderation"]["output"]["results"]
     assert max(result["category_scores"].values()) == 0.02
-    assert examiner.asked == ["all is well"]
+    assert reviewer.asked == ["all is well"]
 
 
 class Throws:
-    """An examiner that throws."""
+    """An reviewer that throws."""
 
     def answer(self, _text: str, _prior: float, _heard: float) -> Scores:
-        """See ExaminesAnswers."""
+        """See SecondStageClassifier."""
         raise RuntimeError("a secret")
 
 

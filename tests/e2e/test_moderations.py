@@ -14,7 +14,7 @@ from app.api.schema.moderations import MAX_CHARS, MAX_INPUTS
 from app.safety.categories import OPENAI_KEYS
 from app.safety.classifiers.bundled_models import Models
 from tests.support.policies import WordClassifier, write_models
-from tests.support.screens import WordModel
+from tests.support.screens import WordModel, WordReviewer
 from tests.support.servers import Serve, Served
 from tests.support.sse_client import request_bytes, until
 
@@ -30,7 +30,7 @@ async def served(serve: Serve, tmp_path: Path) -> Served:
 
 async def screened(serve: Serve, tmp_path: Path, classifier: WordClassifier) -> Served:
     """A server whose prompts this classifier judges."""
-    models = Models(classifier, WordModel(), write_models(tmp_path / "models"))
+    models = Models(classifier, WordModel(), WordReviewer(), write_models(tmp_path / "models"))
     return await serve(safety="on", load_models=lambda: models)
 
 

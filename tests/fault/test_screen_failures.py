@@ -15,12 +15,12 @@ from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import EngineNotReady
 from app.runtime import Runtime
 from app.safety.classifiers.bundled_models import Models
-from app.safety.screens.stream_terms import Listener
-from app.safety.verdict import Quick, Scores
+from app.safety.stream.answer_review import ScoredAnswer
+from app.safety.verdict import NgramResult, Scores
 from app.settings import Settings, SettingsError
 from app.store import key_table, keys
 from tests.support.policies import WordClassifier, write_models
-from tests.support.screens import WordModel, speaking
+from tests.support.screens import WordModel, WordReviewer, speaking
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import until
 
@@ -35,14 +35,14 @@ class Throws:
         self._look = look
         self._calm = WordClassifier()
 
-    def fast(self, text: str) -> Quick:
-        """See Classifies."""
+    def fast(self, text: str) -> NgramResult:
+        """See PromptClassifier."""
         if self._look == "fast":
             self._throw()
         return self._calm.fast(text)
 
     def full(self, text: str) -> Scores:
-        """See Classifies."""
+        """See PromptClassifier."""
         return self._calm.full(text) if self._look != "full" else self._throw()
 
     def _throw(self) -> Scores:
@@ -52,32 +52,32 @@ class Throws:
 class ThrowsLater:
     """A model of answers that throws once, at the token of that number, whosever it is."""
 
+    review_at = 0.5
+
     def __init__(self, after: int) -> None:
         self._left = after
         self._thrown = False
 
-    def listen(self, _prior: float) -> ThrowsLater:
-        """See Listens."""
+    def start(self, _prior: float) -> ThrowsLater:
+        """See AnswerClassifier."""
         return self
 
     def feed(self, text: str) -> float:
-        """See Listener."""
+        """See ScoredAnswer."""
         self._left -= len(text.split())
         if self._left <= 0 and not self._thrown:
             self._thrown = True
             raise RuntimeError(SECRET)
         return 0.01
 
-    def scores(self) -> Scores:
-        """See Listener."""
-        return {"S2": 0.01}
 
-
-class NeverListens:
+class NeverStarts:
     """A model of answers that cannot be had."""
 
-    def listen(self, _prior: float) -> Listener:
-        """See Listens."""
+    review_at = 0.5
+
+    def start(self, _prior: float) -> ScoredAnswer:
+        """See AnswerClassifier."""
         raise RuntimeError(SECRET)
 
 
@@ -87,7 +87,11 @@ async def served_by(
     """A server with these models, whose engine says LONG."""
     sure_below = settings.pop("sure_below", 0.0)
     models = Models(
-        prompts or WordClassifier(), answers or WordModel(), write_models(tmp_path / "models"), sure_below
+        prompts or WordClassifier(),
+        answers or WordModel(),
+        WordReviewer(),
+        write_models(tmp_path / "models"),
+        sure_below,
     )
     script = Script(rate=settings.pop("rate", 0), prefill_s=settings.pop("prefill_s", 0.0))
     return await serve(
@@ -187,7 +191,7 @@ async def test_a_stream_screen_that_throws_ends_the_answer(serve: Serve, tmp_pat
 
 async def test_an_answer_for_which_there_is_no_screen_is_not_told(serve: Serve, tmp_path: Path):
     """Nothing goes out; the engine is told to stop, and the failure counts once."""
-    served = await served_by(serve, tmp_path, answers=NeverListens())
+    served = await served_by(serve, tmp_path, answers=NeverStarts())
     async with await served.open(chat()) as stream:
         transcript = await stream.to_end()
     assert [error["code"] for error in transcript.errors] == ["safety_unavailable"]
@@ -201,7 +205,7 @@ async def test_the_screen_of_an_answer_is_made_beside_the_prefill(
     serve: Serve, tmp_path: Path, sure_below: float
 ):
     """So that the first token need not wait for it, whether the encoder read the prompt or not."""
-    served = await served_by(serve, tmp_path, answers=NeverListens(), prefill_s=60, sure_below=sure_below)
+    served = await served_by(serve, tmp_path, answers=NeverStarts(), prefill_s=60, sure_below=sure_below)
     async with await served.open(chat()) as stream:
         await until(lambda: served.logged("screen_broke"))
         (live,) = served.live()
@@ -211,7 +215,7 @@ async def test_the_screen_of_an_answer_is_made_beside_the_prefill(
 
 async def test_a_screen_that_breaks_in_an_unknown_way_lets_nothing_out(serve: Serve, tmp_path: Path):
     """Not even where its own failure cannot be written down."""
-    served = await served_by(serve, tmp_path, answers=NeverListens(), safety_fail_open=True)
+    served = await served_by(serve, tmp_path, answers=NeverStarts(), safety_fail_open=True)
     assert served.runtime.safety is not None
     served.runtime.safety.screen_broke = broken  # type: ignore[method-assign]
     async with await served.open(chat()) as stream:
@@ -224,7 +228,7 @@ async def test_a_screen_that_cannot_be_opened_is_counted_and_logged(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """With the request's id and where it broke, without a text; nothing goes out."""
-    monkeypatch.setattr("app.safety.screens.stream_screen.StreamScreen.for_request", broken)
+    monkeypatch.setattr("app.safety.stream.stream_screen.StreamScreen.for_request", broken)
     served = await served_by(serve, tmp_path, answers=WordModel())
     async with await served.open(chat()) as stream:
         transcript = await stream.to_end()
@@ -271,7 +275,7 @@ def test_a_server_without_its_models_does_not_start(tmp_path: Path, files: str |
     if files is not None:
         write_models(directory)
         (directory / files).write_text("{")
-    models = Models(WordClassifier(), WordModel(), directory)
+    models = Models(WordClassifier(), WordModel(), WordReviewer(), directory)
     settings = Settings(data_dir=tmp_path, engine="scripted", safety="on")
     with pytest.raises(SettingsError, match=r"calibration\.json"):
         Runtime(settings, Any, load_models=lambda: models)

@@ -34,7 +34,8 @@ from tests.support.screens import (
     WATCHED_LATE,
     Piece,
     SpeakingEngine,
-    WordListener,
+    WordAnswer,
+    WordReviewer,
     policy_file,
 )
 from tests.support.servers import Serve, Served, chat
@@ -51,22 +52,24 @@ AFTER = "after"
 """What every token that comes after a trigger begins with."""
 
 
-class Listener(WordListener):
-    """Hears harm, and breaks where it is told to."""
+class Answer(WordAnswer):
+    """Knows harm, and breaks where it is told to."""
 
     def feed(self, text: str) -> float:
-        """See app.safety.screens.stream_terms.Listener."""
+        """See app.safety.stream.answer_review.ScoredAnswer."""
         if CRASH in text:
             raise RuntimeError(text)
         return super().feed(text)
 
 
 class Answers:
-    """Listens with `Listener`."""
+    """Starts each `Answer`."""
 
-    def listen(self, prior: float) -> Listener:
-        """See app.safety.screens.stream_terms.Listens."""
-        return Listener(prior)
+    review_at = 0.5
+
+    def start(self, prior: float) -> Answer:
+        """See app.safety.stream.answer_review.AnswerClassifier."""
+        return Answer(prior)
 
 
 @dataclass
@@ -315,7 +318,7 @@ async def server(serve: Serve, tmp_path: Path, plans: Sequence[Plan]) -> Served:
     """A server that says what was planned, screened by words."""
     doubtful, likely = {"S2": 0.5}, {"S2": 0.7}
     prompts = WordClassifier(fast={WATCHED: likely}, full={WATCHED: doubtful, WATCHED_LATE: doubtful})
-    models = Models(prompts, Answers(), write_models(tmp_path / "models"))
+    models = Models(prompts, Answers(), WordReviewer(), write_models(tmp_path / "models"))
     return await serve(
         Script(rate=5000),
         engine_type=lambda script, on_death: Engine(script, plans, on_death),

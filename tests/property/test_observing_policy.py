@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.safety.categories import CATEGORIES, LOCKED
-from app.safety.verdict import ACTIONS, Reading, Scores, Stage, judged
+from app.safety.verdict import ACTIONS, Reading, Scores, Stage
 from tests.support.policies import policy
 
 SCORES = st.dictionaries(st.sampled_from(CATEGORIES), st.floats(0, 1), max_size=6)
@@ -45,10 +45,10 @@ def test_a_prompt_meets_what_the_enforced_policy_says(document, scores, stage, t
 def test_several_readings_meet_it_too(document, readings):
     """Of several stages and texts, some of which can only watch."""
     observing = policy(document | {"mode": "observe"})
-    verdict = judged(observing, readings)
-    assert verdict.enforced == judged(observing.enforced, readings).action
+    verdict = observing.judge(readings)
+    assert verdict.enforced == observing.enforced.judge(readings).action
     acting = [reading._replace(scores=locked(reading.scores)) for reading in readings]
-    assert verdict.action == judged(observing.enforced, acting).action
+    assert verdict.action == observing.enforced.judge(acting).action
     assert verdict.readings == readings
 
 

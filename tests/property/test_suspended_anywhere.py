@@ -75,7 +75,7 @@ def _pieces(deltas: Sequence[Delta]) -> list[Delta]:
 class LaggingScreen:
     """Holds the last deltas of each choice, until the choice ends."""
 
-    suspects = False
+    in_review = False
 
     def __init__(self, lag: int) -> None:
         self.halted: Verdict | None = None
@@ -90,7 +90,7 @@ class LaggingScreen:
         released, held[:] = held[: len(held) - keep], held[len(held) - keep :]
         return released
 
-    async def examined(self) -> Sequence[Delta]:
+    async def review(self) -> Sequence[Delta]:
         """See AnswerScreen."""
         return ()
 

@@ -281,7 +281,7 @@ class HandSession(SafetySession):
 class HoldingScreen:
     """Holds what begins with "held" until something else comes; halts at "harm"; breaks at "broken"."""
 
-    suspects = False
+    in_review = False
 
     def __init__(self, error: ServingError | None = None, held: Sequence[Delta] = ()) -> None:
         self.halted: Verdict | None = None
@@ -298,7 +298,7 @@ class HoldingScreen:
         self._held.append(delta)
         return () if delta.text.startswith("held") else self.drain()
 
-    async def examined(self) -> Sequence[Delta]:
+    async def review(self) -> Sequence[Delta]:
         """See AnswerScreen."""
         return ()
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from app.safety.categories import CATEGORIES
+from app.safety.policies.calibration import FILE_NAME, Calibration
 from app.safety.policies.policy import Policy
 from app.safety.policies.policy_file import parse
-from app.safety.policies.thresholds import FILE_NAME, Thresholds
-from app.safety.verdict import Quick, Scores
+from app.safety.verdict import NgramResult, Scores
 
 PROMPTS = {0.001: 0.9, 0.002: 0.6, 0.05: 0.39, 0.1: 0.3}
 NGRAMS = {0.001: 0.99, 0.01: 0.8, 0.1: 0.5}
@@ -44,7 +44,7 @@ def write_models(directory: Path) -> Path:
 
 def policy(document: Mapping[str, Any] | None = None, country: str = "") -> Policy:
     """The policy of a parsed file."""
-    return Policy(parse(document or {}), Thresholds.parse(calibration()), country)
+    return Policy(parse(document or {}), Calibration.parse(calibration()), country)
 
 
 class WordClassifier:
@@ -68,8 +68,8 @@ class WordClassifier:
         self.read_full: list[str] = []
         self.threads: set[str] = set()
 
-    def fast(self, text: str) -> Quick:
-        """See app.safety.screens.prompt_screen.Classifies."""
+    def fast(self, text: str) -> NgramResult:
+        """See app.safety.prompt.text_scores.PromptClassifier."""
         self.read_fast.append(text)
         found = self._scores(self._fast, text)
 
@@ -77,10 +77,10 @@ class WordClassifier:
             self.scored.append(text)
             return found
 
-        return Quick(max(found.values()), scores)
+        return NgramResult(max(found.values()), scores)
 
     def full(self, text: str) -> Scores:
-        """See app.safety.screens.prompt_screen.Classifies."""
+        """See app.safety.prompt.text_scores.PromptClassifier."""
         self._before(text)
         self.read_full.append(text)
         self.threads.add(threading.current_thread().name)

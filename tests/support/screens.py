@@ -22,8 +22,8 @@ SEEN_LATE, WATCHED_LATE = "hidden", "vague"
 """The same, as the thorough look alone finds out."""
 
 
-class WordListener:
-    """Hears an answer: certain of harm as long as the word was among its last characters."""
+class WordAnswer:
+    """An answer that is certain of harm as long as the word is among its last characters."""
 
     def __init__(self, prior: float, word: str = HARM, memory: int = 40) -> None:
         self.prior = prior
@@ -32,48 +32,41 @@ class WordListener:
         self._text = ""
 
     def feed(self, text: str) -> float:
-        """See app.safety.screens.stream_terms.Listener."""
+        """See app.safety.stream.answer_review.ScoredAnswer."""
         self._text = (self._text + text)[-self._memory - len(text) :]
-        return self._p()
-
-    def scores(self) -> Scores:
-        """See app.safety.screens.stream_terms.Listener."""
-        return {"S2": self._p()}
-
-    def _p(self) -> float:
         return 0.99 if self._word in self._text else 0.01
 
 
 class WordModel:
-    """Listens for a word."""
+    """A first stage that wants a review of answers with a word."""
 
-    def __init__(self, word: str = HARM, *, suspect_at: float | None = None) -> None:
-        """With `suspect_at` it halts nothing where there is an examiner: what it hears is examined."""
-        self.suspect_at = suspect_at
+    review_at = 0.5
+
+    def __init__(self, word: str = HARM) -> None:
         self._word = word
         self.priors: list[float] = []
 
-    def listen(self, prior: float) -> WordListener:
-        """See app.safety.screens.stream_terms.Listens."""
+    def start(self, prior: float) -> WordAnswer:
+        """See app.safety.stream.answer_review.AnswerClassifier."""
         self.priors.append(prior)
-        return WordListener(prior, self._word)
+        return WordAnswer(prior, self._word)
 
 
-class WordExaminer:
-    """Examines answers: harmful are those with the word, the others are not; keeps what it was asked."""
+class WordReviewer:
+    """A second stage: harmful are answers with the word, the others are not; keeps what it was asked."""
 
-    def __init__(self, word: str, before: Callable[[str], None] = lambda _text: None) -> None:
+    def __init__(self, word: str = HARM, before: Callable[[str], None] = lambda _text: None) -> None:
         self._word = word
         self._before = before
         self.asked: list[str] = []
         self.priors: list[float] = []
-        self.heard: list[float] = []
+        self.running_scores: list[float] = []
 
-    def answer(self, text: str, prior: float, heard: float, _opening: str) -> Scores:
-        """See app.safety.screens.answer_examiner.ExaminesAnswers."""
+    def answer(self, text: str, prior: float, running_score: float, _opening: str) -> Scores:
+        """See app.safety.stream.second_stage.SecondStageClassifier."""
         self.asked.append(text)
         self.priors.append(prior)
-        self.heard.append(heard)
+        self.running_scores.append(running_score)
         self._before(text)
         return {"S2": 0.97 if self._word in text else 0.02, "S3": 0.01}
 
@@ -86,7 +79,7 @@ def word_models(directory: Path, before: Callable[[str], None] = lambda _text: N
         full={BLOCKED: certain, WATCHED: doubtful, SEEN_LATE: certain, WATCHED_LATE: doubtful},
         before=before,
     )
-    return Models(classifier, WordModel(), write_models(directory))
+    return Models(classifier, WordModel(), WordReviewer(), write_models(directory))
 
 
 def policy_file(directory: Path, **tables: Any) -> str:

@@ -172,7 +172,7 @@ TABLES = (
         histogram tokenring_safety_hold_back_seconds | seconds | safety_counters.hold_back
             From the arrival of a delta from the engine to its release.
         counter tokenring_safety_examined_answers_total | examinations | safety_counters.examined_answers
-            Answers read by the encoder, as they were suspect or their prompts watched.
+            Answers read by the encoder, as they were flagged or their prompts watched.
         counter tokenring_safety_leaked_tokens_total | tokens | safety_counters.leaked_tokens
             Tokens of halted answers that were released after the token where the harm began.
         counter tokenring_safety_dropped_tokens_total | tokens | safety_counters.dropped_tokens

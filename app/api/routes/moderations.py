@@ -19,8 +19,8 @@ from app.intake.client import Client
 from app.metering.estimate import texts_estimate
 from app.metering.limits import Lease, Limiter
 from app.safety import moderation
-from app.safety.screens.moderator import Moderator
-from app.safety.screens.prompt_screen import QUICK_CHARS
+from app.safety.prompt.moderator import Moderator
+from app.safety.prompt.prompt_screen import QUICK_CHARS
 
 MAX_BYTES = ROOM_BYTES + 6 * MAX_CHARS
 """Bytes of a body: in JSON's ASCII a letter takes up to six."""

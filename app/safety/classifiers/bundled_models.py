@@ -9,9 +9,9 @@ from typing import NamedTuple
 from app.safety.classifiers.model_files import ModelDamaged, verify
 from app.safety.classifiers.ngrams import Evidence
 from app.safety.classifiers.output_model import OutputModel
-from app.safety.screens.answer_examiner import ExaminesAnswers
-from app.safety.screens.prompt_screen import Classifies
-from app.safety.screens.stream_terms import Listens
+from app.safety.prompt.text_scores import PromptClassifier
+from app.safety.stream.answer_review import AnswerClassifier
+from app.safety.stream.second_stage import SecondStageClassifier
 
 MODELS = Path(__file__).parents[1] / "models"
 OUTPUT = "output.npz"
@@ -20,15 +20,15 @@ OUTPUT = "output.npz"
 class Models(NamedTuple):
     """The classifiers of prompts and of answers, and the directory that has their calibration."""
 
-    prompts: Classifies
-    answers: Listens
+    prompts: PromptClassifier
+    answers: AnswerClassifier
+    second_stage: SecondStageClassifier
+    """What reviews an answer."""
     directory: Path
     sure_below: float = 0.0
     """Below this harm the n-grams alone let a prompt pass; see PromptScreen."""
     evidence: Callable[[str], Sequence[Evidence]] = lambda _text: ()
     """Gives the words of a text, and the part of each in the n-grams' logit of harm."""
-    examiner: ExaminesAnswers | None = None
-    """What reads an answer that `answers` suspects."""
     parts: Callable[[str], Mapping[str, float]] = lambda _text: {}
     """Gives the logit of harm of a text by each model of `prompts` alone, by the model's name."""
 
@@ -44,4 +44,4 @@ def load(directory: Path = MODELS) -> Models:
     except Exception as exc:  # NumPy has errors of its own
         raise ModelDamaged(f"{directory / OUTPUT}: cannot be read: {exc!r}") from exc
     prompts = Classifier.load(directory)
-    return Models(prompts, answers, directory, prompts.sure_below, prompts.evidence, prompts, prompts.parts)
+    return Models(prompts, answers, prompts, directory, prompts.sure_below, prompts.evidence, prompts.parts)

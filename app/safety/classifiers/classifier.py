@@ -24,10 +24,10 @@ from app.safety.classifiers.encoder import ANSWER, Encoder
 from app.safety.classifiers.model_files import ModelDamaged, verify
 from app.safety.classifiers.multilingual import HARM, TOPICS, load_reader
 from app.safety.classifiers.ngrams import Evidence, NGrams
-from app.safety.policies.thresholds import FILE_NAME as CALIBRATION
+from app.safety.policies.calibration import FILE_NAME as CALIBRATION
 from app.safety.text.gloss import Glosser
 from app.safety.text.normalize import normalize, views
-from app.safety.verdict import Quick, Scores
+from app.safety.verdict import NgramResult, Scores
 
 SHORT_CHARS = 100
 """Characters of a short text."""
@@ -130,12 +130,14 @@ class Classifier:
         sure_below = float(calibration.get("sure_below", 0.0))
         return cls(ngrams, reader, encoder, blend, glosser, sure_below=sure_below)
 
-    def fast(self, text: str) -> Quick:
+    def fast(self, text: str) -> NgramResult:
         """The n-grams' scores of a text, in less than 1 ms for 2,000 characters."""
         ngrams, blend = self._ngrams, self._blend
         logit, places = max(map(ngrams.look, views(text)), key=itemgetter(0))
         logit = logit * blend.fast_slope + blend.fast_bias - blend.fast_length * doublings(len(text))
-        return Quick(_harm(logit), lambda: _scores(logit, ngrams.topics(places)), ngrams.is_english(places))
+        return NgramResult(
+            _harm(logit), lambda: _scores(logit, ngrams.topics(places)), ngrams.is_english(places)
+        )
 
     def evidence(self, text: str) -> list[Evidence]:
         """The words of a text's worst view by their part in the n-grams' logit of harm, the highest first."""
@@ -162,14 +164,14 @@ class Classifier:
             logit = min(logit, NOTHING_SAID)
         return _scores(logit, topics)
 
-    def answer(self, text: str, prior: float, heard: float, opening: str = "") -> Scores:
+    def answer(self, text: str, prior: float, running_score: float, opening: str = "") -> Scores:
         """The scores of the end of an answer, in 2 to 20 ms: for a thread.
 
-        `prior` is the harm of its prompt, `heard` the harm in all of the answer by the model that hears it,
+        `prior` is the harm of its prompt, `running_score` the harm of the whole answer by the first stage,
         `opening` how the answer begins.
         """
         encoded, blend = self._encoder.end(normalize(text)), self._blend
-        logit = float(encoded[ANSWER]) * blend.answer + _logit(heard) * blend.answer_heard
+        logit = float(encoded[ANSWER]) * blend.answer + _logit(running_score) * blend.answer_heard
         logit += prior * blend.answer_prior + blend.answer_bias - refuses(opening) * blend.answer_refusal
         return _scores(logit, encoded[1:ANSWER])
 

@@ -163,14 +163,14 @@ class OutputModel:
         *,
         drift: float,
         line: tuple[float, float],
-        suspect_at: float | None = None,
+        review_at: float = 1.0,
     ) -> None:
         self._harm = array("f", harm.astype(np.float32).tobytes())
         self.weight = self._harm.__getitem__
         """The weight at a place."""
         self.drift = drift
-        self.suspect_at = suspect_at
-        """The score at which an answer is to be examined."""
+        self.review_at = review_at
+        """The score from which an answer is to be reviewed."""
         self._categories = categories
         self._category_scale = category_scale
         self._offsets = offsets
@@ -183,14 +183,14 @@ class OutputModel:
             harm, categories, offsets = arrays["harm"], arrays["categories"], arrays["offsets"]
             scale, drift = float(arrays["category_scale"]), float(arrays["drift"])
             slope, intercept = (float(value) for value in arrays["line"])
-            suspect_at = float(arrays["suspect_at"])
+            review_at = float(arrays["suspect_at"])
         if harm.shape != (1 << BITS,) or categories.shape != (len(CATEGORIES), 1 << CATEGORY_BITS):
             raise ValueError(f"{path.name} has tables of another size")
         return cls(
-            harm, categories, scale, offsets, drift=drift, line=(slope, intercept), suspect_at=suspect_at
+            harm, categories, scale, offsets, drift=drift, line=(slope, intercept), review_at=review_at
         )
 
-    def listen(self, prior: float) -> Answer:
+    def start(self, prior: float) -> Answer:
         """A new answer, to a prompt of this harm."""
         return Answer(self, PRIOR * prior)
 

@@ -20,11 +20,11 @@ from app.safety.classifiers.bundled_models import Models
 from app.safety.evaluation.traffic import policies
 from app.safety.policies.allow import digest_of
 from app.safety.policies.policy import Policy
-from app.safety.screens.prompt_screen import PromptScreen
+from app.safety.prompt.prompt_screen import PromptScreen
 from app.safety.text.hard_list import compiled
 from app.safety.text.strings import message_text
 from app.safety.text.turns import Message, Read, Turns, read_request, slices, text_of
-from app.safety.verdict import ACTIONS, Action, Verdict, highest, judged, stricter
+from app.safety.verdict import ACTIONS, Action, Verdict, highest, stricter
 
 MAX_CHARS = 20_000
 """Characters of a text that is explained."""
@@ -204,11 +204,11 @@ def _name(text: str, messages: Sequence[Message]) -> str:
 
 def _done(policy: Policy, classified: Verdict, verdict: Verdict) -> Action | None:
     """The action of a policy; if `allow` lifted the refusal here, it does so there too, where it may."""
-    whole = judged(policy, classified.readings)
+    whole = policy.judge(classified.readings)
     if verdict.lifted is None or whole.enforced != "block":
         return whole.action
     rest = [reading for reading in verdict.readings if reading.stage == "encoder"]
-    return policy.lifted(whole, judged(policy, rest)).action
+    return policy.lifted(whole, policy.judge(rest)).action
 
 
 async def _deciding(read: Read, verdict: Verdict, judge: _Judge, harm_of: Callable[[str], float]) -> Span:

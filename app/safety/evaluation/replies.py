@@ -1,7 +1,7 @@
 """How soon the stream screen halts harmful replies, and how often benign ones: labelled replies, streamed.
 
 A reply is fed word by word, a word a token, as an engine would hand it over, and nothing of its prompt is
-known. Its score is the highest that an examination gave it; 0 where it was never suspected.
+known. Its score is the highest of its reviews; 0 if there was none.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from app.core import Counts, Delta, FinishReason
 from app.safety.classifiers.bundled_models import Models
 from app.safety.evaluation.prompts import Judged, Row, quantiles
 from app.safety.policies.policy import Policy
-from app.safety.screens.stream_screen import StreamScreen
-from app.safety.screens.stream_terms import Suspicion
+from app.safety.stream.answer_review import ReviewRequest
+from app.safety.stream.stream_screen import StreamScreen
 from app.safety.verdict import Action, Scores, harm
 
 _WORDS = re.compile(r"\s*\S+|\s+")
@@ -34,13 +34,12 @@ async def stream(models: Models, policy: Policy, row: Row, *, watched: bool) -> 
     """Feed a reply to a screen of its own, to its end or to where it is halted. Raises ScreenFailed."""
     harms: list[float] = []
 
-    async def examine(suspicion: Suspicion, _owner: str) -> Scores:
-        assert models.examiner is not None
-        scores = models.examiner.answer(*suspicion)
+    async def review(request: ReviewRequest, _owner: str) -> Scores:
+        scores = models.second_stage.answer(*request)
         harms.append(harm(scores))
         return scores
 
-    screen = StreamScreen(models.answers, examine=None if models.examiner is None else examine)
+    screen = StreamScreen(models.answers, review)
     screening = screen.for_request(1, watched, 0.0, policy)
     words = _WORDS.findall(row.text)
     halted_at, released, taken_s = None, 0, 0.0
@@ -50,8 +49,8 @@ async def stream(models: Models, policy: Policy, row: Row, *, watched: bool) -> 
         began_s = time.perf_counter()
         out = screening.feed(delta)
         taken_s += time.perf_counter() - began_s
-        if screening.suspects:
-            out = await screening.examined()
+        if screening.in_review:
+            out = await screening.review()
         released += sum(len(each.token_ids) for each in out)
         if screening.halted is not None:
             halted_at = number

@@ -15,7 +15,7 @@ from app.safety.categories import BY_CODE, name_of
 from app.safety.evaluation.prompts import rate
 from app.safety.policies.policy import Policy
 from app.safety.text.groups import GROUPINGS, LENGTHS
-from app.safety.verdict import Action, Reading, judged
+from app.safety.verdict import Action, Reading
 from app.store.safety_records import SafetyRecord, Total
 
 RATES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
@@ -53,7 +53,7 @@ def by_policy(policy: Policy) -> Judges:
                 return "block", None
             verdict = policy.judge_output(readings[0].scores, watched=record.watched)
         elif readings:
-            verdict = judged(policy, readings)
+            verdict = policy.judge(readings)
         else:
             return as_recorded(record)
         return verdict.action, verdict.category

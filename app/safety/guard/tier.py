@@ -16,8 +16,9 @@ from app.core import ChatRequest, Delta, Engine
 from app.safety.counters import Failure, SafetyCounters
 from app.safety.guard.reading import Entry, combined, fitted, scored, settled, turns_for
 from app.safety.guard.templates import GuardFormat, Question
+from app.safety.policies.policy import Policy
 from app.safety.text.turns import Message
-from app.safety.verdict import Policed, Reading, Scores, ScreenFailed, Verdict, judged
+from app.safety.verdict import Reading, Scores, ScreenFailed, Verdict
 
 TIMEOUT_S = 5.0
 """Seconds that the first release may wait for a verdict; a 1B model on a GPU takes some 30 ms."""
@@ -159,7 +160,7 @@ class GuardTier:
         self._fail_open = fail_open
 
     async def judge(
-        self, policy: Policed, conversation: Sequence[Message], *, watched: bool
+        self, policy: Policy, conversation: Sequence[Message], *, watched: bool
     ) -> Verdict | None:
         """What becomes of the conversation's last turn; None when the guard failed and that is let pass.
 
@@ -175,9 +176,7 @@ class GuardTier:
             if passed:
                 return None
             raise ScreenFailed from failure
-        verdict = judged(
-            policy, [Reading("guard", scores)]
-        )  # an answer's too: a guard has one scale for both
+        verdict = policy.judge([Reading("guard", scores)])  # an answer's too: a guard has one scale for both
         self._counters.judged(verdict)
         return verdict
 

@@ -1,4 +1,4 @@
-"""What the operator allows: users' turns that the classifiers refuse by mistake.
+"""The operator's list of users' turns that the classifiers refuse by mistake.
 
 An entry is a phrase, or a whole turn by its SHA-256, so that no file holds the text. It must not become a
 password: what an entry names is taken out of the turn once, the rest is judged for itself, and a turn of
@@ -34,7 +34,7 @@ class AllowEntry:
 
 
 class Rest(NamedTuple):
-    """What remains of a turn, and the numbers from 1 of the entries that allow what was taken out."""
+    """The rest of a turn, and the numbers from 1 of the entries that allow what was taken out."""
 
     text: str
     entries: Sequence[int]

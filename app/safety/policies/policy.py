@@ -1,19 +1,16 @@
-"""The policy in force: what becomes of scores. Immutable; a reload puts another one in its place.
+"""The policy in force: it turns scores into verdicts. Immutable; a reload puts another one in its place.
 
 A category acts at a threshold, the score that its target false positive rate stands for in the table
-that came with the classifiers. One policy is a family of eight: as it is or strict, wary or not, enforced
-or observing.
+that came with the classifiers. The variants of a policy (`PolicyVariant`) are made when they are asked for.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,69 +18,74 @@ from app.core import SAFETY_LEVELS
 from app.safety.categories import BY_CODE, CATEGORIES, LOCKED, name_of
 from app.safety.policies import policy_file
 from app.safety.policies.allow import Allow
+from app.safety.policies.calibration import FILE_NAME, Calibration, Table
 from app.safety.policies.notices import Notices
 from app.safety.policies.policy_file import Images, PolicyError, PolicyFile
-from app.safety.policies.thresholds import FILE_NAME, MAX_FPR, MIN_FPR, Table, Thresholds
-from app.safety.verdict import ACTIONS, Action, Scores, Stage, Verdict, judged
+from app.safety.thresholds import (
+    GUARD_BLOCK,
+    GUARD_WATCH,
+    MAX_FPR,
+    MIN_FPR,
+    NAMED_SHARE,
+    NGRAMS_WATCH_SHARE,
+    STRICT_AFTER_STRIKES,
+    WATCH_AFTER_STRIKES,
+)
+from app.safety.verdict import ACTIONS, Action, Reading, Scores, Stage, Verdict, highest, stricter
 
-NGRAMS_WATCH_SHARE = 0.2
-"""The share of a category's watch rate that the n-grams may spend, before the encoder has read the text."""
-SURE = 0.5
-"""Where another category's score is over this share of the highest, a person is told of neither."""
-GUARD_BLOCK, GUARD_WATCH = 0.5, 0.25
-"""A guard model gives the probability of its own *unsafe*; there is no calibration of ours for it."""
-WARY_AFTER, STRICT_AFTER = 1, 3
-"""Blocked turns after which all of a conversation is watched, and after which it is judged strictly."""
 MAX_CONTACT_CHARS = 200
 
 
 class Limit(NamedTuple):
-    """What a category does to a text from this score on."""
+    """The action of a category on a text from this score on."""
 
     action: Action
     threshold: float
     category: str
 
 
-class Policy:
-    """One policy. `strict` has the terms of a strict key, `wary` watches every prompt.
+class PolicyVariant(NamedTuple):
+    """The difference between the policies of one file."""
 
-    An `observing` one acts for LOCKED categories, for spans of its hard list and by being wary alone. Of
-    everything else its verdicts say what would be done (`Verdict.observed`).
-    """
+    strict: bool = False
+    """The terms of a strict key."""
+    watch_all: bool = False
+    """Every prompt is watched at least."""
+    observing: bool = False
+    """Only LOCKED categories, the hard list and `watch_all` act; verdicts say what else would be done."""
+
+
+class Policy:
+    """One policy: a file with the calibration of its targets, in one variant."""
 
     def __init__(
         self,
         file: PolicyFile,
-        thresholds: Thresholds,
+        calibration: Calibration,
         country: str = "",
         contact: str = "",
         *,
-        strict: bool = False,
-        wary: bool = False,
-        observing: bool | None = None,
-        _family: dict[tuple[bool, bool, bool], Policy] | None = None,
+        variant: PolicyVariant | None = None,
+        _variants: dict[PolicyVariant, Policy] | None = None,
     ) -> None:
-        """`observing` is what the file says if it is None."""
-        self.strict = strict
-        self.wary = wary
-        self.observing = file.mode == "observe" if observing is None else observing
+        """`variant` is the file's own if it is None."""
+        self._variant = variant or PolicyVariant(observing=file.mode == "observe")
+        self.strict, self.watch_all, self.observing = self._variant
         self.images: Images = file.images
         self.hard_list: Sequence[str] = file.hard_list
         self.allow = Allow(file.allow)
-        self._again = partial(Policy, file, thresholds, country, contact)
-        self._family = {} if _family is None else _family
-        self._family[strict, wary, self.observing] = self
+        self._made_of = (file, calibration, country, contact)
+        self._variants = {} if _variants is None else _variants
+        self._variants[self._variant] = self
         self._file = file
-        self._thresholds = thresholds
-        self._rules = {c: r.tightened() if strict else r for c, r in file.rules.items()}
+        self._calibration = calibration
+        self._rules = {c: r.tightened() if self.strict else r for c, r in file.rules.items()}
         self._notices = Notices(country, file.messages, contact)
         self._limits: dict[tuple[Stage, int], list[Limit]] = {}
         self._answers = {watched: self._answer_limits(watched=watched) for watched in (False, True)}
-        self._floors = {watched: _lowest(limits) for watched, limits in self._answers.items()}
         self._prompt_floors: dict[Stage, float] = {}
         self.answer_record_floor = self._record_floor("output")
-        """The least harm of an answer of which any policy could make something."""
+        """The least harm of an answer on which any policy could act."""
         self.prompt_record_floor = self._record_floor("categories")
         """The same of a prompt, by n-grams and encoder."""
         self.hash = self._hash()
@@ -93,38 +95,47 @@ class Policy:
         """The policy for a key of that level, of app.core.SAFETY_LEVELS; None is a key that has none."""
         if level in (None, "standard"):
             return self
-        return self._relative(
-            strict=self.strict or level == "strict", wary=self.wary, observing=level == "observe"
-        )
+        return self._with(strict=self.strict or level == "strict", observing=level == "observe")
 
     @property
     def enforced(self) -> Policy:
         """The policy that does what this one may only observe."""
-        return self._relative(strict=self.strict, wary=self.wary, observing=False)
+        return self._with(observing=False)
 
     def at_rate(self, block_fpr: float) -> Policy:
         """The policy enforced, with this target in place of its own for refusing prompts and halting answers.
 
         Targets for watching are raised where they would be lower. Locked categories are not loosened.
         """
-        return Policy(self._file.at_rate(block_fpr), self._thresholds, observing=False)
+        return Policy(self._file.at_rate(block_fpr), self._calibration, variant=PolicyVariant())
 
     def after(self, strikes: int) -> Policy:
         """The policy for a conversation of which so many turns were blocked."""
-        return self._relative(
-            strict=self.strict or strikes >= STRICT_AFTER,
-            wary=self.wary or strikes >= WARY_AFTER,
-            observing=self.observing,
+        return self._with(
+            strict=self.strict or strikes >= STRICT_AFTER_STRIKES,
+            watch_all=self.watch_all or strikes >= WATCH_AFTER_STRIKES,
         )
 
+    def judge(self, readings: Sequence[Reading]) -> Verdict:
+        """The verdict on a prompt with these readings, of which there is at least one."""
+        first, *others = readings
+        verdict = self.judge_prompt(first.scores, first.stage, texts=first.texts)
+        for reading in others:
+            other = self.judge_prompt(reading.scores, reading.stage, texts=reading.texts)
+            if reading.watch_only:
+                verdict = _at_least_watched(verdict, other)
+            else:
+                verdict = replace(stricter(other, verdict), scores=highest(verdict.scores, other.scores))
+        return replace(verdict, readings=readings)
+
     def judge_prompt(self, scores: Scores, stage: Stage, *, texts: int = 1) -> Verdict:
-        """What becomes of a prompt with these scores.
+        """The verdict on a prompt with these scores.
 
         Where they are the maximum over several slices of a text, each is held to a share of the rate: one
         over the square root of their number, for slices of one text are alike.
         """
         verdict = self._judge(scores, stage, self._prompt_limits(stage, texts))
-        if self.wary and verdict.action not in ("block", "watch"):
+        if self.watch_all and verdict.action not in ("block", "watch"):
             watch = Verdict("watch", None, verdict.score, 0.0, stage, self.hash, scores)
             return replace(watch, observed=verdict.observed)
         return verdict
@@ -134,10 +145,10 @@ class Policy:
         floor = self._prompt_floors.get(stage)
         if floor is None:
             floor = self._prompt_floors[stage] = _lowest(self._prompt_limits(stage, 1))
-        return None if self.wary or harm >= floor else Verdict(None, None, harm, floor, stage, self.hash)
+        return None if self.watch_all or harm >= floor else Verdict(None, None, harm, floor, stage, self.hash)
 
     def unallowed(self, turn: str) -> str:
-        """What remains of a user's turn without what the operator allows; all of it where nothing is."""
+        """The rest of a user's turn without what the operator allows; all of it if nothing is allowed."""
         return self.allow.rest(turn).text
 
     def lifted(self, refused: Verdict, rest: Verdict) -> Verdict:
@@ -145,13 +156,13 @@ class Policy:
 
         It is watched if the rest would not even be watched and nothing locked is near; else it stays refused.
         """
-        plain = self._relative(strict=self.strict, wary=False, observing=False)
+        plain = self._with(watch_all=False, observing=False)
         locked = [
             reading._replace(scores={c: p for c, p in reading.scores.items() if c in LOCKED})
             for reading in refused.readings
         ]
         for readings in (rest.readings, locked):
-            if judged(plain, readings).action in ("block", "watch"):
+            if plain.judge(readings).action in ("block", "watch"):
                 return refused
         return replace(
             rest,
@@ -167,36 +178,25 @@ class Policy:
         return {limit.action: limit.threshold for limit in limits if limit.category == category}
 
     def in_doubt(self, scores: Scores) -> bool:
-        """Whether the n-grams find a prompt such that the whole watch rate would be spent on its like."""
+        """True if the n-grams would watch the prompt with the whole watch rate to spend."""
         limits = [
-            Limit("watch", self._thresholds.at("ngrams", c, max(self._rules[c].watch_fpr, MIN_FPR)), c)
+            Limit("watch", self._calibration.at("ngrams", c, max(self._rules[c].watch_fpr, MIN_FPR)), c)
             for c in CATEGORIES
             if self._rules[c].action in {"block", "watch"}
         ]
         return self._judge(scores, "ngrams", limits).watched
 
-    def clear_output(self, harm: float, *, watched: bool) -> Verdict | None:
-        """The verdict of the stream screen on an answer of this harm, where it is the same."""
-        floor = self._floors[watched]
-        return None if harm >= floor else Verdict(None, None, harm, floor, "stream", self.hash)
-
     def judge_output(self, scores: Scores, *, watched: bool, stage: Stage = "stream") -> Verdict:
-        """What becomes of an answer with these scores: `block` halts it; `watched` is its prompt's."""
+        """The verdict on an answer with these scores: `block` halts it; `watched` is its prompt's."""
         limits = self._answers[watched]
         if stage == "guard":
             at = GUARD_WATCH if watched or self.strict else GUARD_BLOCK
             limits = [limit._replace(threshold=at) for limit in limits]
         return self._judge(scores, stage, limits)
 
-    def halted(self, *, lag_tokens: int = 0) -> Verdict:
+    def halted(self) -> Verdict:
         """The verdict on an answer that has a span of the hard list."""
-        return Verdict("block", None, 1.0, 0.0, "hard_list", self.hash, {}, lag_tokens)
-
-    def output_thresholds(self, *, watched: bool) -> tuple[float, ...]:
-        """Where each of CATEGORIES halts an answer; infinity for those that do not."""
-        limits = self._acting(self._answers[watched])
-        at = {limit.category: limit.threshold for limit in limits if limit.action == "block"}
-        return tuple(at.get(category, math.inf) for category in CATEGORIES)
+        return Verdict("block", None, 1.0, 0.0, "hard_list", self.hash)
 
     def blocked(self, scores: Scores, stage: Stage) -> tuple[str, ...]:
         """The categories that would each block a prompt with these scores."""
@@ -210,7 +210,7 @@ class Policy:
         return self._notices.message(_named(verdict), request_id)
 
     def given_up(self) -> list[str]:
-        """What this policy does less than the built-in one, each with the categories that it is true of."""
+        """The ways in which this policy does less than the built-in one, each with its categories."""
         titles: dict[str, list[str]] = {}
         for category, rule in self._rules.items():
             if self.observing and category not in LOCKED:
@@ -221,7 +221,7 @@ class Policy:
         return [f"{loss}: {', '.join(names)}" for loss, names in titles.items()]
 
     def alignment(self, *, watched: bool) -> str | None:
-        """What the model is told before all else; None for nothing."""
+        """The text in front of all messages; None for none."""
         return self._file.alignment.text(watched=watched or self.strict)
 
     def as_json(self) -> dict[str, Any]:
@@ -243,8 +243,8 @@ class Policy:
         at = {
             "block": self._at("encoder", category, self._rules[category].block_fpr),
             "watch": self._at("encoder", category, self._rules[category].watch_fpr),
-            "answer": self._thresholds.at("output", category, self._rules[category].answer_fpr),
-            "watched_answer": self._thresholds.at(
+            "answer": self._calibration.at("output", category, self._rules[category].answer_fpr),
+            "watched_answer": self._calibration.at(
                 "output", category, self._rules[category].watched_answer_fpr
             ),
         }
@@ -305,8 +305,8 @@ class Policy:
             return GUARD_WATCH if watch or self.strict else GUARD_BLOCK
         if stage == "ngrams":
             share = NGRAMS_WATCH_SHARE if watch else 1.0
-            return self._thresholds.at("ngrams", category, max(fpr * share, MIN_FPR))
-        return self._thresholds.at("categories", category, max(fpr, MIN_FPR))
+            return self._calibration.at("ngrams", category, max(fpr * share, MIN_FPR))
+        return self._calibration.at("categories", category, max(fpr, MIN_FPR))
 
     def _answer_limits(self, *, watched: bool) -> list[Limit]:
         limits = []
@@ -314,16 +314,18 @@ class Policy:
             fpr = rule.watched_answer_fpr if watched else rule.answer_fpr
             halts = rule.action == "block" or (rule.action == "watch" and watched)
             if rule.action != "off":
-                at = self._thresholds.at("output", category, fpr)
+                at = self._calibration.at("output", category, fpr)
                 limits.append(Limit("block" if halts else "flag", at, category))
         return limits
 
     def _record_floor(self, table: Table) -> float:
-        return min(self._thresholds.at(table, category, MAX_FPR) for category in CATEGORIES)
+        return min(self._calibration.at(table, category, MAX_FPR) for category in CATEGORIES)
 
-    def _relative(self, *, strict: bool, wary: bool, observing: bool) -> Policy:
-        variant = self._family.get((strict, wary, observing))
-        return variant or self._again(strict=strict, wary=wary, observing=observing, _family=self._family)
+    def _with(self, **changes: bool) -> Policy:
+        """The variant of the same file with these differences."""
+        variant = self._variant._replace(**changes)
+        made = self._variants.get(variant)
+        return made or Policy(*self._made_of, variant=variant, _variants=self._variants)
 
     def _hash(self) -> str:
         stages: Sequence[Stage] = ("ngrams", "encoder", "guard")
@@ -342,7 +344,7 @@ class Policy:
 
 
 class Policies:
-    """The policy in force, and how its file is read anew."""
+    """The policy in force; reads its file anew."""
 
     def __init__(
         self, path: Path | None, models: Path, country: str = "", contact: str = "", *, observe: bool = False
@@ -356,7 +358,7 @@ class Policies:
         if len(contact) > MAX_CONTACT_CHARS or not contact.isprintable():
             raise PolicyError(f"safety_contact: expected a line of at most {MAX_CONTACT_CHARS} characters")
         self.path = path
-        self._thresholds = Thresholds.load(models / FILE_NAME)
+        self._calibration = Calibration.load(models / FILE_NAME)
         self._country = country
         self._contact = contact
         self._observe = observe
@@ -373,9 +375,21 @@ class Policies:
         return self.current
 
     def _read(self) -> Policy:
-        observing = True if self._observe else None
+        variant = PolicyVariant(observing=True) if self._observe else None
         file = policy_file.read(self.path)
-        return Policy(file, self._thresholds, self._country, self._contact, observing=observing)
+        return Policy(file, self._calibration, self._country, self._contact, variant=variant)
+
+
+def _at_least_watched(verdict: Verdict, doubted: Verdict) -> Verdict:
+    """The verdict, or a watch where what is only to be watched would have been refused."""
+    watch = replace(doubted, action=_watch(doubted.action), observed=_watch(doubted.observed))
+    if watch.enforced is None or verdict.blocked:
+        return verdict
+    return replace(stricter(verdict, watch), scores=highest(verdict.scores, doubted.scores))
+
+
+def _watch(action: Action | None) -> Action | None:
+    return "watch" if action == "block" else None
 
 
 def _named(verdict: Verdict) -> str | None:
@@ -388,7 +402,7 @@ def _named(verdict: Verdict) -> str | None:
     if top is None or verdict.category is None or verdict.category == "S11":
         return verdict.category
     others = max((p for category, p in scores.items() if category != verdict.category), default=0.0)
-    return verdict.category if others < SURE * scores[verdict.category] else None
+    return verdict.category if others < NAMED_SHARE * scores[verdict.category] else None
 
 
 def _lowest(limits: Sequence[Limit]) -> float:

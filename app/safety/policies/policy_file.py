@@ -27,14 +27,14 @@ from typing import Any, Literal
 from app.safety.categories import CATEGORIES, LOCKED
 from app.safety.policies.alignment import Alignment
 from app.safety.policies.allow import AllowEntry
-from app.safety.policies.thresholds import MAX_FPR
+from app.safety.thresholds import ANSWER_FPR, BLOCK_FPR, MAX_FPR, WATCH_FPR, WATCHED_ANSWER_FPR
 from app.safety.verdict import Action
 from app.settings import SettingsError
 
 Mode = Literal["enforce", "observe"]
-"""Whether the rules are enforced, or what they would do is recorded only; see Policy.observing."""
+"""`observe` only records what the rules would do (PolicyVariant)."""
 Images = Literal["allow", "refuse"]
-"""What becomes of a request with images, which no screen reads."""
+"""The treatment of a request with images, which no screen reads."""
 
 
 class PolicyError(SettingsError):
@@ -43,16 +43,16 @@ class PolicyError(SettingsError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is done about one category. Rates are the targets of app.safety.policies.thresholds."""
+    """The rule of one category. Rates are the targets of app.safety.policies.calibration."""
 
     action: Action = "block"
-    block_fpr: float = 0.002
+    block_fpr: float = BLOCK_FPR
     """Of prompts: refused."""
-    watch_fpr: float = 0.05
+    watch_fpr: float = WATCH_FPR
     """Of prompts: admitted under stricter terms."""
-    answer_fpr: float = 0.002
+    answer_fpr: float = ANSWER_FPR
     """Of answers: halted."""
-    watched_answer_fpr: float = 0.02
+    watched_answer_fpr: float = WATCHED_ANSWER_FPR
     """The same where the prompt is watched."""
 
     def tightened(self) -> Rule:
@@ -66,7 +66,7 @@ class Rule:
         )
 
     def looser(self) -> list[str]:
-        """What of the rule is looser than the built-in one, as it is written in the file."""
+        """The settings that are looser than the built-in ones, as they are written in the file."""
         if self.action != "block":
             return [f"action {self.action}"]
         names = [name for name in RATES if getattr(self, name) < getattr(Rule(), name)]

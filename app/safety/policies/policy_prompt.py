@@ -51,7 +51,7 @@ class PolicyPrompt:
         return replace(prompt, unbilled_tokens=tokens)
 
     async def _measured(self, engine: Engine, request: ChatRequest, text: str, role: str) -> int | None:
-        """How many tokens the text takes there; None where the model's template refuses it."""
+        """The number of tokens of the text there; None if the model's template refuses it."""
         key = (engine.model.id, text, role)
         if key not in self._tokens:
             self._remember(key, await _measure(engine, request, text, role))

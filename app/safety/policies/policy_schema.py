@@ -1,4 +1,4 @@
-"""What a policy file may have, table by table, and the policy that it makes."""
+"""The tables of a policy file, and the policy that they make."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from app.safety.policies import alignment
 from app.safety.policies.alignment import VERSION, Alignment
 from app.safety.policies.allow import MAX_ENTRIES, MAX_PHRASE_CHARS, MIN_PHRASE_CHARS, AllowEntry
 from app.safety.policies.policy_file import RATES, Images, Mode, PolicyError, PolicyFile, Rule
-from app.safety.policies.thresholds import MAX_FPR, MIN_FPR
 from app.safety.text.hard_list import HardList
+from app.safety.thresholds import MAX_FPR, MIN_FPR
 from app.safety.verdict import Action
 from app.toml_tables import Location, problems, together
 
@@ -86,7 +86,7 @@ class _Table(BaseModel):
 
 
 class _RuleTable(_Table):
-    """What is done about a category; what is not set is not changed."""
+    """The rule of a category; what is not set is not changed."""
 
     action: Action = _BUILT_IN.action
     block_fpr: _Rate = _BUILT_IN.block_fpr

@@ -22,7 +22,7 @@ from app.errors import StorageUnavailable
 from app.log import safe_traceback
 from app.safety.policies.policy import Policy
 from app.safety.text.groups import Group, group_of
-from app.safety.verdict import Reading, Scores, Verdict, harm, judged
+from app.safety.verdict import Reading, Scores, Verdict, harm
 from app.store import safety_records
 from app.store.batch import Unit
 from app.store.database import Database
@@ -126,7 +126,7 @@ def as_enforced(verdict: Verdict, policy: Policy) -> Verdict:
     """
     if verdict.action in (None, verdict.enforced) or not verdict.readings:
         return verdict
-    decided = judged(policy.enforced, verdict.readings)
+    decided = policy.enforced.judge(verdict.readings)
     if decided.action != verdict.enforced:
         return verdict
     return replace(decided, action=verdict.action, observed=verdict.observed, policy_hash=verdict.policy_hash)

@@ -15,12 +15,12 @@ from app.errors import BadRequest, ContentFiltered
 from app.messages import count_media
 from app.safety import moderation
 from app.safety.policies.policy import Policy
-from app.safety.screens.remembered import JudgedTexts
-from app.safety.screens.stream_screen import Screening
-from app.safety.screens.stream_terms import Steering, steering_of
+from app.safety.prompt.remembered import JudgedTexts
 from app.safety.session.recorder import RequestRecords, as_enforced
 from app.safety.session.service import SafetyService
 from app.safety.session.session import AnswerScreen, PastTurns, SafetySession, SessionOf
+from app.safety.stream.steering import Steering, steering_of
+from app.safety.stream.stream_screen import Screening
 from app.safety.text.turns import Message, Turns, conversation_of, read_request, text_of
 from app.safety.verdict import ScreenFailed, Verdict, as_state, from_state, stricter
 from app.store.conversations import NewTurn
@@ -194,7 +194,7 @@ class ScreenedSession(SafetySession):
                 self._policy,
                 owner=self.request.owner,
                 steering=self._steering,
-                examine_end=self.request.moderated,
+                scores_wanted=self.request.moderated,
                 on_broken=broke,
                 fail_open=service.fail_open,
             )
@@ -215,7 +215,7 @@ class ScreenedSession(SafetySession):
         assert self._verdict is not None
         prompt = as_enforced(self._verdict, policy)
         halted = screening.halted
-        verdicts = screening.verdicts(scored=self.request.moderated or halted is not None)
+        verdicts = screening.verdicts()
         if screening.broken:
             if not self.request.moderated:
                 return None

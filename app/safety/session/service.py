@@ -15,12 +15,12 @@ from app.safety.counters import SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policies
 from app.safety.policies.policy_prompt import PolicyPrompt
-from app.safety.screens.answer_examiner import AnswerExaminer
-from app.safety.screens.prompt_screen import PromptScreen
-from app.safety.screens.remembered import Judged
-from app.safety.screens.stream_screen import StreamScreen
+from app.safety.prompt.prompt_screen import PromptScreen
+from app.safety.prompt.remembered import Judged
 from app.safety.session.recorder import SafetyRecorder, submit_or_log
 from app.safety.session.session import SafetySession
+from app.safety.stream.second_stage import SecondStage
+from app.safety.stream.stream_screen import StreamScreen
 from app.safety.verdict import ScreenBusy, Verdict
 from app.settings import Settings
 from app.store import conversations, safety_events
@@ -44,12 +44,11 @@ class SafetyService:
     ) -> None:
         """Raises SettingsError."""
         self.fail_open, observe = settings.safety_fail_open, settings.safety == "observe"
-        self._examiner = None if models.examiner is None else AnswerExaminer(models.examiner, counters)
+        self._second_stage = SecondStage(models.second_stage, counters)
         self.prompts = PromptScreen(
             models.prompts, counters, sure_below=models.sure_below, fail_open=self.fail_open
         )
-        examine = None if self._examiner is None else self._examiner.examine
-        self.streams = StreamScreen(models.answers, held_s=counters.hold_back.observe, examine=examine)
+        self.streams = StreamScreen(models.answers, self._second_stage.review, counters.hold_back.observe)
         path = Path(settings.safety_policy) if settings.safety_policy else None
         country, contact = settings.safety_country, settings.safety_contact
         self.policies = Policies(path, models.directory, country, contact, observe=observe)
@@ -70,8 +69,7 @@ class SafetyService:
         """Queue what is recorded and not written yet, and end the screens' threads; the store is open."""
         self.recorder.flush()
         self.prompts.close()
-        if self._examiner is not None:
-            self._examiner.close()
+        self._second_stage.close()
 
     def screen_broke(self, request_id: str, exc: Exception) -> None:
         """Count and log a stream screen that threw; its answer is let pass if the server fails open."""

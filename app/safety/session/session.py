@@ -21,7 +21,7 @@ from app.store.conversations import NewTurn
 
 
 class AnswerScreen(Protocol):
-    """The screen of an answer (app.safety.screens.stream_screen.Screening)."""
+    """The screen of an answer (app.safety.stream.stream_screen.Screening)."""
 
     @property
     def halted(self) -> Verdict | None:
@@ -29,7 +29,7 @@ class AnswerScreen(Protocol):
         ...
 
     @property
-    def suspects(self) -> bool:
+    def in_review(self) -> bool:
         """True if `examined` is to be asked before another delta is fed."""
         ...
 
@@ -37,7 +37,7 @@ class AnswerScreen(Protocol):
         """The deltas that may be released now that `delta` was generated. Raises ScreenFailed."""
         ...
 
-    async def examined(self) -> Sequence[Delta]:
+    async def review(self) -> Sequence[Delta]:
         """The deltas that may be released once the suspected part is examined. Raises ScreenFailed."""
         ...
 
@@ -50,12 +50,12 @@ class PassThrough:
     """The screen of an unscreened answer: every delta passes."""
 
     halted: Verdict | None = None
-    suspects = False
+    in_review = False
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
         return (delta,)
 
-    async def examined(self) -> Sequence[Delta]:
+    async def review(self) -> Sequence[Delta]:
         return ()
 
     def drain(self) -> Sequence[Delta]:

@@ -50,7 +50,7 @@ Message = Mapping[str, Any]
 
 
 class Memory(Protocol):
-    """The texts that this server has judged before (app.safety.screens.remembered.JudgedTexts)."""
+    """The texts that this server has judged before (app.safety.prompt.remembered.JudgedTexts)."""
 
     def is_passed(self, turn: str) -> bool:
         """True if a user's turn was judged and let pass."""

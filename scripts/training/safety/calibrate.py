@@ -12,8 +12,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from app.safety.categories import CATEGORIES
-from app.safety.policies.policy import NGRAMS_WATCH_SHARE
 from app.safety.policies.policy_file import Rule
+from app.safety.thresholds import NGRAMS_WATCH_SHARE
 from scripts.training.safety.calibrate_answers import AnswerBlend
 from scripts.training.safety.loso import FAST_LENGTH, LENGTH, NGRAMS, Predictions
 from scripts.training.safety.rows import EVERYDAY, HALF, KEPT_APART, THIRD_TURNS

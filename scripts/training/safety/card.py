@@ -10,7 +10,7 @@ from typing import Any
 
 from app.safety.categories import CATEGORIES
 from app.safety.classifiers.classifier import Classifier
-from app.safety.policies.thresholds import FILE_NAME, Thresholds
+from app.safety.policies.calibration import FILE_NAME, Calibration
 from app.safety.verdict import harm
 from scripts.training.safety import calibrate, rows
 from scripts.training.safety.rows import Row
@@ -28,7 +28,7 @@ _TEMPLATE = Path(__file__).with_name("card.md")
 
 def asked(models: Path) -> dict[str, tuple[int, int]]:
     """Of the built-in model's exam, and of intents not trained on, how many are flagged, and all."""
-    classifier, table = Classifier.load(models), Thresholds.load(models / FILE_NAME)
+    classifier, table = Classifier.load(models), Calibration.load(models / FILE_NAME)
     at = table.at("categories", CATEGORIES[0], calibrate.BLOCK)
     sets = {"exam": rows.exam(), "held out": [row.text for row in rows.asked() if row.held_out]}
     return {

@@ -16,10 +16,15 @@ from numpy.typing import NDArray
 
 from app.safety.classifiers.classifier import refuses
 from app.safety.classifiers.encoder import ANSWER, WINDOW
-from app.safety.screens.choice_screen import EXAMINED_AGAIN, HEARD_MORE, HITS
-from app.safety.screens.heard_text import EXAMINED_CHARS, OPENING_CHARS
-from app.safety.screens.stream_terms import HoldBack
 from app.safety.text.normalize import normalize
+from app.safety.thresholds import (
+    HITS_TO_REVIEW,
+    OPENING_CHARS,
+    RECHECK_GROWTH,
+    RECHECK_LOGIT_STEP,
+    REVIEWED_CHARS,
+    WATCHED_HOLDBACK,
+)
 from scripts.training.safety import replies, train_encoder
 from scripts.training.safety.minilm import MiniLM
 from scripts.training.safety.replies import Reply
@@ -94,7 +99,7 @@ class Examined:
 def points(reply: Reply, listener: Listener, *, watched: bool) -> list[tuple[int, float]]:
     """The tokens after which a reply is examined if each finds it harmless, and what is heard by then."""
     sums = replies.sums(listener.weights, listener.drift, [(reply, len(reply))])
-    step = HEARD_MORE / listener.line[0]
+    step = RECHECK_LOGIT_STEP / listener.line[0]
     level, hits = listener.suspect_at, 0
     at: dict[int, float] = {}
     due = _watched_points(len(reply)) if watched else set()
@@ -102,19 +107,19 @@ def points(reply: Reply, listener: Listener, *, watched: bool) -> list[tuple[int
         if total < listener.suspect_at:
             level = listener.suspect_at
         hits = hits + 1 if total >= level else 0
-        if hits >= HITS or number in due:
+        if hits >= HITS_TO_REVIEW or number in due:
             at[number] = listener.logit(float(total))
-        if hits >= HITS:
+        if hits >= HITS_TO_REVIEW:
             level, hits = float(total) + step, 0
     return sorted(at.items())
 
 
 def _watched_points(length: int) -> set[int]:
     due = {length}
-    at = HoldBack().watched
+    at = WATCHED_HOLDBACK.base
     while at < length:
         due.add(at)
-        at *= EXAMINED_AGAIN
+        at *= RECHECK_GROWTH
     return due
 
 
@@ -135,5 +140,5 @@ def examine(
 
 def ending(reply: Reply, tokens: int, wordpieces: Wordpieces) -> list[int]:
     """What the encoder reads of a reply's first so many tokens: the end of them."""
-    text = "".join(replies.tokens(reply.row.text)[:tokens])[-EXAMINED_CHARS:]
+    text = "".join(replies.tokens(reply.row.text)[:tokens])[-REVIEWED_CHARS:]
     return wordpieces.ids(normalize(text))[-(WINDOW - 2) :]

@@ -23,7 +23,7 @@ from app.safety.classifiers.multilingual import (
     MultilingualHead,
 )
 from app.safety.classifiers.ngrams import NGrams
-from app.safety.screens.prompt_screen import ends
+from app.safety.prompt.prompt_screen import ends
 from app.safety.text.gloss import Glosser
 from app.safety.text.normalize import normalize
 from app.safety.text.turns import JOINED_TURNS, SLICE_CHARS, slices

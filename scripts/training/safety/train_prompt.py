@@ -25,8 +25,8 @@ import torch
 from app.safety.categories import CATEGORIES
 from app.safety.classifiers.bundled_models import MODELS
 from app.safety.classifiers.multilingual import MultilingualEncoder, package_files
+from app.safety.policies.calibration import FILE_NAME as CALIBRATION
 from app.safety.policies.policy_file import Rule
-from app.safety.policies.thresholds import FILE_NAME as CALIBRATION
 from scripts.training.safety import (
     answer_folds,
     balance,

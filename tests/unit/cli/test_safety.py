@@ -17,7 +17,7 @@ from app.safety.classifiers import bundled_models as shipped
 from app.safety.classifiers.bundled_models import Models
 from app.settings import SettingsError
 from tests.support.policies import WordClassifier, write_models
-from tests.support.screens import WordExaminer, WordModel
+from tests.support.screens import WordModel, WordReviewer
 
 Run = Callable[..., tuple[int, str]]
 CLASSIFIER = WordClassifier(full={"bad": {"S2": 0.95}, "grey": {"S11": 0.5}})
@@ -27,7 +27,7 @@ CLASSIFIER = WordClassifier(full={"bad": {"S2": 0.95}, "grey": {"S11": 0.5}})
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `safety` with a classifier of words: (exit status, standard output)."""
     monkeypatch.chdir(tmp_path)
-    models = Models(CLASSIFIER, WordModel("bad"), write_models(tmp_path / "models"))
+    models = Models(CLASSIFIER, WordModel("bad"), WordReviewer("bad"), write_models(tmp_path / "models"))
 
     def run_(*argv: str) -> tuple[int, str]:
         status = cli_safety.run(parser().parse_args(["safety", *argv]), lambda: models)
@@ -138,13 +138,13 @@ def test_replies_are_measured_as_they_stream(run: Run, tmp_path: Path):
     assert "no output" not in table
 
 
-def test_replies_are_measured_as_they_are_examined(
+def test_replies_are_measured_as_they_are_reviewed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """What is suspected halts where the examiner finds it harmful, and its scores are the reply's."""
+    """A reply is halted where the second stage finds it harmful, and has the scores of its reviews."""
     monkeypatch.chdir(tmp_path)
-    answers, examiner = WordModel("bad", suspect_at=0.5), WordExaminer("worse")
-    models = Models(CLASSIFIER, answers, write_models(tmp_path / "models"), examiner=examiner)
+    answers, reviewer = WordModel("bad"), WordReviewer("worse")
+    models = Models(CLASSIFIER, answers, reviewer, write_models(tmp_path / "models"))
     path = tmp_path / "rows.jsonl"
     texts = [("so worse and bad " * 2, 1), ("all is well and bad in a way " * 2, 0), ("worse by far", 1)]
     lines = [{"text": text, "label": label, "kind": "output"} for text, label in texts]
@@ -152,9 +152,9 @@ def test_replies_are_measured_as_they_are_examined(
     command = parser().parse_args(["safety", "eval", str(path), "--kind", "output", "--json"])
     assert cli_safety.run(command, lambda: models) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["pooled"]["blocked"]["recall"]["rate"] == 0.5, "one was never suspected"
+    assert found["pooled"]["blocked"]["recall"]["rate"] == 0.5, "one was never reviewed"
     assert found["pooled"]["blocked"]["fpr"]["rate"] == 0.0
-    assert examiner.priors == [0.0] * len(examiner.asked)
+    assert reviewer.priors == [0.0] * len(reviewer.asked)
 
 
 def test_only_outputs_can_be_watched(run: Run, tmp_path: Path):
@@ -179,7 +179,7 @@ def test_a_part_of_the_rows_can_be_measured(run: Run, tmp_path: Path):
 def test_what_cannot_be_done_is_one_line(argv, capsys, tmp_path, monkeypatch):
     """It ends with status 2, and says what is wrong."""
     monkeypatch.chdir(tmp_path)
-    models = Models(CLASSIFIER, WordModel("bad"), write_models(tmp_path / "models"))
+    models = Models(CLASSIFIER, WordModel("bad"), WordReviewer("bad"), write_models(tmp_path / "models"))
     monkeypatch.setattr(shipped, "load", lambda: models)
     assert main(["safety", *argv]) == EXIT_USAGE
     [line] = capsys.readouterr().err.splitlines()

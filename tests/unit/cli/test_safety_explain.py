@@ -16,7 +16,7 @@ from app.safety.classifiers.ngrams import Evidence
 from app.safety.policies.allow import digest_of
 from app.settings import SettingsError
 from tests.support.policies import WordClassifier, write_models
-from tests.support.screens import WordModel
+from tests.support.screens import WordModel, WordReviewer
 
 Run = Callable[..., str]
 TEXT = "All is well here. This is bad.\nThank you."
@@ -31,6 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     models = Models(
         classifier,
         WordModel(),
+        WordReviewer(),
         write_models(tmp_path / "models"),
         evidence=lambda _text: [Evidence("bad", 1.5), Evidence("is bad", 0.25)],
         parts=lambda _text: {"ngrams": 1.5, "encoder": -0.25},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from app.safety.verdict import ACTIONS, Reading, ScreenFailed, Verdict, harm, highest, judged, stricter
+from app.safety.verdict import ACTIONS, Reading, ScreenFailed, Verdict, harm, highest, stricter
 from tests.support.policies import policy
 
 
@@ -73,14 +73,14 @@ def test_a_prompt_is_judged_by_all_its_readings():
     """By the strictest; one that can only watch watches where it would refuse."""
     rules = policy()
     calm, grave = Reading("encoder", {"S1": 0.1}), Reading("encoder", {"S2": 0.7})
-    assert judged(rules, [calm]).action is None
-    assert judged(rules, [calm, grave]).action == "block"
-    assert judged(rules, [grave, calm]).category == "S2"
-    assert judged(rules, [calm, grave._replace(texts=8)]).action == "watch"
-    only = judged(rules, [calm, grave._replace(watch_only=True)])
+    assert rules.judge([calm]).action is None
+    assert rules.judge([calm, grave]).action == "block"
+    assert rules.judge([grave, calm]).category == "S2"
+    assert rules.judge([calm, grave._replace(texts=8)]).action == "watch"
+    only = rules.judge([calm, grave._replace(watch_only=True)])
     assert (only.action, only.category, only.scores) == ("watch", "S2", {"S1": 0.1, "S2": 0.7})
     assert only.readings == [calm, grave._replace(watch_only=True)]
-    assert judged(rules, [calm, Reading("encoder", {"S2": 0.5}, watch_only=True)]).action is None
-    assert judged(rules, [grave, grave._replace(watch_only=True)]).action == "block"
-    observing = judged(policy({"mode": "observe"}), [calm, grave._replace(watch_only=True)])
+    assert rules.judge([calm, Reading("encoder", {"S2": 0.5}, watch_only=True)]).action is None
+    assert rules.judge([grave, grave._replace(watch_only=True)]).action == "block"
+    observing = policy({"mode": "observe"}).judge([calm, grave._replace(watch_only=True)])
     assert (observing.action, observing.observed) == (None, "watch")

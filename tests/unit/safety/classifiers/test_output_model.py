@@ -76,14 +76,14 @@ def test_a_word_without_end_is_cut():
 
 def test_nothing_said_scores_nothing(model: OutputModel):
     """No text, and text of which nothing is complete, has no score."""
-    answer = model.listen(0.0)
+    answer = model.start(0.0)
     assert answer.feed("") == 0.0
     assert answer.feed("!") == 0.0
 
 
 def test_harm_is_heard_as_it_is_said(model: OutputModel):
     """The score rises with the word, and its category is the likeliest."""
-    answer = model.listen(0.0)
+    answer = model.start(0.0)
     before = say(answer, "here is what you do with it")[-1]
     after = say(answer, "poison poison poison it")[-1]
     assert before < 0.2
@@ -96,7 +96,7 @@ def test_harm_is_heard_as_it_is_said(model: OutputModel):
 
 def test_a_long_harmless_beginning_hides_nothing(model: OutputModel):
     """Harm is heard after it as it is at the very beginning."""
-    early, late = model.listen(0.0), model.listen(0.0)
+    early, late = model.start(0.0), model.start(0.0)
     say(late, "all is well and good " * 400)
     say(late, "it")
     said = say(early, "it is poison poison poison it")[-1]
@@ -106,14 +106,14 @@ def test_a_long_harmless_beginning_hides_nothing(model: OutputModel):
 
 def test_what_is_over_is_over(model: OutputModel):
     """Harmless text takes the score down again."""
-    answer = model.listen(0.0)
+    answer = model.start(0.0)
     assert say(answer, "poison poison poison it")[-1] > 0.8
     assert say(answer, "all is well and good " * 20)[-1] < 0.2
 
 
 def test_what_is_said_again_counts_half(model: OutputModel):
     """A word that an answer repeats says less than one that is new."""
-    answer = model.listen(0.0)
+    answer = model.start(0.0)
     answer.feed("it poison ")
     first = answer.logit
     answer.feed("it poison ")
@@ -122,7 +122,7 @@ def test_what_is_said_again_counts_half(model: OutputModel):
 
 def test_what_is_remembered_is_bounded(model: OutputModel):
     """An answer without end keeps a bounded number of n-grams."""
-    answer = model.listen(0.0)
+    answer = model.start(0.0)
     for number in range(20_000):
         answer.feed(f" word{number}")
     assert len(answer._known) < 5_000
@@ -132,21 +132,21 @@ def test_what_is_remembered_is_bounded(model: OutputModel):
 def test_much_at_once_is_read_in_steps(model: OutputModel):
     """Harm in the middle of one long piece is heard as if it had come by itself."""
     text = "all is well and good " * 40
-    answer = model.listen(0.0)
+    answer = model.start(0.0)
     assert answer.feed(f"{text} poison poison poison it {text}") > 0.8
     assert len(text) > STEP_BYTES
 
 
 def test_a_harmful_prompt_weighs_on_the_answer(model: OutputModel):
     """The prompt's score is the prior of what is said."""
-    calm, warned = model.listen(0.0), model.listen(0.9)
+    calm, warned = model.start(0.0), model.start(0.9)
     assert calm.feed("one two three ") < warned.feed("one two three ")
 
 
 def test_one_step_that_is_high_is_not_enough(model: OutputModel):
     """Of much at once the score is what two steps in a row have reached."""
     calm = "all is well and good and so on and on " * 6
-    at_once, in_words = model.listen(0.0), model.listen(0.0)
+    at_once, in_words = model.start(0.0), model.start(0.0)
     highest = max(say(in_words, f"{calm} poison poison poison {calm}"))
     assert at_once.feed(f"{calm} poison poison poison {calm}") <= highest
 

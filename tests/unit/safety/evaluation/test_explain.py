@@ -28,10 +28,10 @@ from app.safety.evaluation.explain import (
     sentences,
 )
 from app.safety.policies.allow import digest_of
-from app.safety.screens.prompt_screen import PromptScreen
+from app.safety.prompt.prompt_screen import PromptScreen
 from app.safety.verdict import Scores, Verdict
 from tests.support.policies import WordClassifier, policy
-from tests.support.screens import WordModel
+from tests.support.screens import WordModel, WordReviewer
 
 BAD: Mapping[str, Scores] = {"bad": {"S2": 0.95}, "grey": {"S11": 0.5}}
 
@@ -57,6 +57,7 @@ def explained(
     models = Models(
         classifier,
         WordModel(),
+        WordReviewer(),
         Path(),
         evidence=lambda text: [Evidence(w, 1.0) for w in text.split()],
         parts=lambda text: {"letters": float(len(text))},

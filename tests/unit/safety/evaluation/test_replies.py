@@ -26,7 +26,7 @@ def test_training_hears_what_the_server_hears(weights: np.ndarray):
     categories = np.zeros((len(CATEGORIES), 1 << CATEGORY_BITS), np.int8)
     offsets = np.zeros(len(CATEGORIES), np.float32)
     model = OutputModel(weights.astype(np.float16), categories, 1.0, offsets, drift=0.1, line=(1.0, 0.0))
-    answer = model.listen(0.0)
+    answer = model.start(0.0)
     reply = replies.read(Row(TEXT, harmful=True, source="test"))
     heard = replies.sums(weights, 0.1, [(reply, len(reply))])
     for token, total in zip(replies.tokens(TEXT), heard, strict=True):

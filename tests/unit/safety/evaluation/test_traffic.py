@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.safety.categories import CATEGORIES
 from app.safety.evaluation.traffic import RATES, RECORDED, as_recorded, by_policy, policies, report
 from app.safety.text.groups import GROUPINGS
-from app.safety.verdict import Reading, judged
+from app.safety.verdict import Reading
 from app.store.safety_records import SafetyRecord, Total
 from tests.support.policies import policy
 
@@ -95,7 +95,7 @@ READINGS = st.lists(
 def test_the_policy_in_force_judges_a_record_as_it_judged_the_prompt(readings):
     """Whatever the scores: the record has all that a verdict is made of."""
     rules = policy({"mode": "observe"})
-    verdict = judged(rules, readings)
+    verdict = rules.judge(readings)
     record = replace(
         RECORD,
         action=verdict.enforced,

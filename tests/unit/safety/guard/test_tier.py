@@ -15,14 +15,14 @@ from app.metering.traffic import Histogram
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.guard.templates import FORMATS, GuardFormat
 from app.safety.guard.tier import Guard, GuardFailed, GuardTier
-from app.safety.verdict import Policed, Scores, ScreenFailed, Stage, Verdict
+from app.safety.verdict import ScreenFailed
+from tests.support.policies import policy
 
 LLAMA, QWEN, SHIELD, GRANITE = FORMATS
 ASK = [{"role": "user", "content": "How do I pick a lock?"}]
 ANSWERED = [*ASK, {"role": "assistant", "content": "With patience."}]
 
 ENOUGH = Script(tokens=12)
-
 Says = Callable[[ChatRequest], Sequence[dict[str, Any]]]
 
 
@@ -66,32 +66,6 @@ async def guard_of(
     engine = ScriptedGuard(says, script)
     await engine.start()
     return Guard(engine, form, **options), engine
-
-
-class Policy:
-    """Blocks at 0.5, watches at 0.25."""
-
-    def judge_prompt(self, scores: Scores, stage: Stage, *, texts: int = 1) -> Verdict:  # noqa: ARG002
-        category, p = max(scores.items(), key=lambda item: item[1])
-        action: Any = "block" if p >= 0.5 else "watch" if p >= 0.25 else None
-        return Verdict(action, category, p, 0.5, stage, "hash", scores)
-
-    def judge_output(self, scores: Scores, *, watched: bool, stage: Stage = "stream") -> Verdict:
-        raise NotImplementedError
-
-    def unallowed(self, turn: str) -> str:
-        """See app.safety.verdict.Policed."""
-        return turn
-
-    def lifted(self, refused: Verdict, rest: Verdict) -> Verdict:  # noqa: ARG002
-        """See app.safety.verdict.Policed."""
-        return refused
-
-    def clear_prompt(self, harm: float, stage: Stage) -> Verdict | None:
-        raise NotImplementedError
-
-    def after(self, strikes: int) -> Policed:  # noqa: ARG002
-        return self
 
 
 def tier_of(guard: Guard, *, fail_open: bool = False) -> tuple[GuardTier, SafetyCounters]:
@@ -172,11 +146,11 @@ async def test_a_verdict_is_the_policys() -> None:
     """The tier's verdict has the guard's scores and stage, and is counted."""
     guard, _ = await guard_of(LLAMA, words("unsafe", "\n", "S9"))
     tier, counters = tier_of(guard)
-    verdict = await tier.judge(Policy(), ASK, watched=False)
+    verdict = await tier.judge(policy(), ASK, watched=False)
     assert verdict is not None
     assert (verdict.action, verdict.category, verdict.stage) == ("block", "S9", "guard")
     assert counters.verdicts["guard"]["S9"]["block"] == 1
-    answered = await tier.judge(Policy(), ANSWERED, watched=False)
+    answered = await tier.judge(policy(), ANSWERED, watched=False)
     assert answered is not None
     assert answered.stage == "guard"
 
@@ -204,11 +178,11 @@ async def test_a_failure_is_closed_for_whoever_is_watched(
     tier, counters = tier_of(guard, fail_open=fail_open)
     ask = [{"role": "user", "content": "word " * 60}]
     if fail_open and not watched:
-        assert await tier.judge(Policy(), ask, watched=watched) is None
+        assert await tier.judge(policy(), ask, watched=watched) is None
         assert counters.failures["guard"][why] == {"passed": 1}
     else:
         with pytest.raises(ScreenFailed):
-            await tier.judge(Policy(), ask, watched=watched)
+            await tier.judge(policy(), ask, watched=watched)
         assert counters.failures["guard"][why] == {"refused": 1}
     await tier.aclose()
 

@@ -15,7 +15,7 @@ from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.policies.allow import Allow, AllowEntry, digest_of
 from app.safety.policies.policy import Policies
 from app.safety.policies.policy_file import PolicyError, parse
-from app.safety.screens.prompt_screen import PromptScreen
+from app.safety.prompt.prompt_screen import PromptScreen
 from app.safety.verdict import Verdict
 from tests.support.policies import WordClassifier, policy, write_models
 

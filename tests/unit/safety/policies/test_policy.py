@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
 from app.safety.categories import CATEGORIES
 from app.safety.policies.alignment import NORMAL, STRICT
+from app.safety.policies.calibration import CalibrationDamaged
 from app.safety.policies.policy import Policies
 from app.safety.policies.policy_file import PolicyError
-from app.safety.policies.thresholds import CalibrationDamaged
 from tests.support.policies import PROMPTS, policy, write_models
 
 
@@ -116,14 +115,11 @@ def test_answers_to_watched_prompts_are_halted_sooner():
 
 @pytest.mark.parametrize("document", [{}, {"action": "flag"}, {"categories": {"S1": {"action": "off"}}}])
 def test_what_is_clear_is_what_no_category_does_anything_about(document: dict[str, Any]):
-    """Of prompts and of answers, at every harm, in whichever category it is."""
+    """Of prompts, at every harm, in whichever category it is."""
     for rules in (policy(document), policy(document).at_level("strict")):
         for p in (x / 50 for x in range(51)):
             acts = any(rules.judge_prompt({c: p}, "ngrams").action for c in CATEGORIES)
             assert (rules.clear_prompt(p, "ngrams") is None) is acts
-            for watched in (False, True):
-                acts = any(rules.judge_output({c: p}, watched=watched).action for c in CATEGORIES)
-                assert (rules.clear_output(p, watched=watched) is None) is acts
 
 
 def test_no_prompt_is_clear_after_a_blocked_turn():
@@ -140,20 +136,13 @@ def test_a_watched_category_halts_answers_of_watched_prompts_only():
     assert found == ["flag", "block"]
     assert rules.judge_output({"S2": 0.9}, watched=True).action == "flag"
     assert rules.judge_output({"S3": 0.9}, watched=True).action is None
-    at = dict(zip(CATEGORIES, rules.output_thresholds(watched=False), strict=True))
-    assert (at["S1"], at["S2"], at["S3"]) == (math.inf, math.inf, math.inf)
-    assert min(rules.output_thresholds(watched=True)) < at["S4"]
+    assert not rules.judge_output(dict.fromkeys(("S1", "S2", "S3"), 1.0), watched=False).blocked
 
 
 def test_a_hard_listed_span_halts_whatever_the_scores():
     """Its verdict has no category."""
-    verdict = policy({"hard_list": ["x"]}).halted(lag_tokens=2)
-    assert (verdict.action, verdict.category, verdict.stage, verdict.lag_tokens) == (
-        "block",
-        None,
-        "hard_list",
-        2,
-    )
+    verdict = policy({"hard_list": ["x"]}).halted()
+    assert (verdict.action, verdict.category, verdict.stage) == ("block", None, "hard_list")
 
 
 def test_a_strict_key_blocks_what_would_be_watched_by_policy():
@@ -170,10 +159,10 @@ def test_strikes_make_a_conversation_stricter():
     """After one blocked turn all is watched, after three it is judged strictly; never looser."""
     rules = policy()
     assert rules.after(0) is rules
-    wary = rules.after(1)
-    verdict = wary.judge_prompt({"S1": 0.01}, "encoder")
+    watching = rules.after(1)
+    verdict = watching.judge_prompt({"S1": 0.01}, "encoder")
     assert (verdict.action, verdict.category) == ("watch", None)
-    assert wary.judge_prompt({"S1": 0.5}, "encoder").category == "S1"
+    assert watching.judge_prompt({"S1": 0.5}, "encoder").category == "S1"
     assert rules.after(3).judge_prompt({"S1": 0.5}, "encoder").action == "block"
     assert rules.at_level("strict").after(1).strict
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from app.core import SAFETY_LEVELS
@@ -42,10 +40,10 @@ def test_a_locked_category_acts_all_the_same(category: str):
 
 
 def test_only_locked_categories_halt_an_answer():
-    """Others have no threshold, so that nothing is held back for them. The hard list halts as ever."""
+    """Others are only observed. The hard list halts as ever."""
     rules = policy({**OBSERVE, "hard_list": ["x"]})
-    at = dict(zip(CATEGORIES, rules.output_thresholds(watched=False), strict=True))
-    assert {category for category, threshold in at.items() if threshold < math.inf} == LOCKED
+    halting = {c for c in CATEGORIES if rules.judge_output({c: 1.0}, watched=False).blocked}
+    assert halting == LOCKED
     assert rules.halted().blocked
 
 

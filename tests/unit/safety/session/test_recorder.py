@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from app.errors import StorageUnavailable
+from app.safety.policies.calibration import Calibration
 from app.safety.policies.policy import Policy
 from app.safety.policies.policy_file import parse
-from app.safety.policies.thresholds import Thresholds
 from app.safety.session import recorder as safety_recorder
 from app.safety.session.recorder import RequestRecords, SafetyRecorder
-from app.safety.verdict import Reading, judged, stricter
+from app.safety.verdict import Reading, stricter
 from app.store import safety_records
 from app.store.database import Database
 from app.store.safety_records import SafetyRecord, Total
@@ -84,7 +84,7 @@ def ask(recorder: SafetyRecorder, p: float, rules: Any = None, *, again: bool = 
     records = RequestRecords(recorder, "tr-1")
     records.begin("How are you?", "user", again=again)
     rules = rules or policy(OBSERVE)
-    first, second = (judged(rules, [Reading(*r)]) for r in (("ngrams", {"S2": 0.2}), ("encoder", {"S2": p})))
+    first, second = (rules.judge([Reading(*r)]) for r in (("ngrams", {"S2": 0.2}), ("encoder", {"S2": p})))
     records.record_prompt(stricter(first, second), rules)
     return records
 
@@ -145,9 +145,9 @@ async def test_a_record_has_what_decides_where_the_policy_is_enforced(database: 
     recorder, _, _ = recorder_of(database)
     tables = calibration()
     tables["categories"]["S4"]["threshold"] = [0.95, 0.8, 0.6, 0.5]
-    rules = Policy(parse(OBSERVE), Thresholds.parse(tables))
+    rules = Policy(parse(OBSERVE), Calibration.parse(tables))
     scores = {"S1": 0.991, "S4": 0.76}
-    verdict = judged(rules, [Reading("ngrams", {"S1": 0.2}), Reading("encoder", scores)])
+    verdict = rules.judge([Reading("ngrams", {"S1": 0.2}), Reading("encoder", scores)])
     assert (verdict.action, verdict.observed, verdict.category) == ("watch", "block", "S4")
     records = RequestRecords(recorder, "tr-1")
     records.begin("How are you?", "user", again=False)

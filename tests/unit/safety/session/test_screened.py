@@ -23,11 +23,11 @@ from app.safety.classifiers.bundled_models import Models
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.notices import Notices
-from app.safety.screens.stream_screen import Screening
 from app.safety.session.screened import ScreenedSession
 from app.safety.session.service import SafetyService
 from app.safety.session.session import PastTurns
-from app.safety.verdict import Quick, Scores, ScreenFailed, Verdict
+from app.safety.stream.stream_screen import Screening
+from app.safety.verdict import NgramResult, Scores, ScreenFailed, Verdict
 from app.settings import Settings
 from app.store import safety_events
 from app.store.database import Database
@@ -83,35 +83,31 @@ class HandGuard:
 class Throwing:
     """A model of answers that throws at every text, or is not to be had."""
 
-    suspect_at = None
+    review_at = 0.5
 
-    def __init__(self, *, listens: bool = True) -> None:
-        self._listens = listens
+    def __init__(self, *, starts: bool = True) -> None:
+        self._starts = starts
 
-    def listen(self, _prior: float) -> Throwing:
-        """See Listens."""
-        if not self._listens:
+    def start(self, _prior: float) -> Throwing:
+        """See AnswerClassifier."""
+        if not self._starts:
             raise RuntimeError("a secret")
         return self
 
     def feed(self, _text: str) -> float:
-        """See Listener."""
-        raise RuntimeError("a secret")
-
-    def scores(self) -> Scores:
-        """See Listener."""
+        """See ScoredAnswer."""
         raise RuntimeError("a secret")
 
 
 class ThrowingClassifier:
     """A classifier that throws."""
 
-    def fast(self, _text: str) -> Quick:
-        """See Classifies."""
+    def fast(self, _text: str) -> NgramResult:
+        """See PromptClassifier."""
         raise RuntimeError("a secret")
 
     def full(self, _text: str) -> Scores:
-        """See Classifies."""
+        """See PromptClassifier."""
         raise RuntimeError("a secret")
 
 
@@ -245,7 +241,7 @@ async def test_refused_prompt_is_recorded_with_a_keyed_hash(world: World, runnin
 async def test_prompt_that_the_ngrams_alone_are_sure_of_is_answered(world: World, running):
     """They refuse nothing: it is watched, and the encoder, which finds nothing in it, has no more to say."""
     certain = {BLOCKED: {"S2": 0.999}}
-    world.models = Models(WordClassifier(fast=certain), WordModel(), world.models.directory)
+    world.models = world.models._replace(prompts=WordClassifier(fast=certain))
     async with running() as made:
         says(made, "fine")
         stream = await made.serve(asked(f"a {BLOCKED} thing"))
@@ -258,7 +254,7 @@ async def test_prompt_that_the_ngrams_alone_are_sure_of_is_answered(world: World
 async def test_prompt_that_is_refused_without_a_sure_category_is_told_in_general(world: World, running):
     """Two categories are nearly as likely as each other: the words of neither are used."""
     doubtful = WordClassifier(full={BLOCKED: {"S2": 0.9, "S7": 0.8}})
-    world.models = Models(doubtful, WordModel(), world.models.directory)
+    world.models = world.models._replace(prompts=doubtful)
     async with running() as made:
         made.engine.say("never seen")
         stream = await made.serve(asked(f"a {BLOCKED} thing"))
@@ -328,7 +324,7 @@ async def test_what_is_observed_is_counted_by_what_would_decide(world: World, ru
     """Though a locked category acts, and does less: the event names that; the moderation says what would."""
     world.policy = {"mode": "observe"}
     classifier = WordClassifier(full={BLOCKED: {"S1": 0.991, "S4": 0.5}})
-    world.models = Models(classifier, WordModel(), world.models.directory)
+    world.models = world.models._replace(prompts=classifier)
     async with running() as made:
         says(made, "fine")
         stream = await made.serve(asked(f"a {BLOCKED} thing", moderated=True))
@@ -391,7 +387,7 @@ async def test_generation_without_an_answer_is_accounted_for_without_one(world: 
 
 async def test_screen_that_fails_refuses(world: World, running):
     """Before anything is rendered; its message is in no log."""
-    world.models = Models(ThrowingClassifier(), world.models.answers, world.models.directory)
+    world.models = world.models._replace(prompts=ThrowingClassifier())
     async with running() as made:
         stream = await made.serve(asked("harmless"))
         assert isinstance(stream.error, ScreenFailed)
@@ -401,7 +397,7 @@ async def test_screen_that_fails_refuses(world: World, running):
 
 async def test_prompt_that_was_let_pass_unread_is_not_remembered_as_read(world: World, running):
     """It is read again when it comes back."""
-    world.models = Models(ThrowingClassifier(), world.models.answers, world.models.directory)
+    world.models = world.models._replace(prompts=ThrowingClassifier())
     world.fail_open = True
     async with running() as made:
         says(made, "fine")
@@ -564,10 +560,12 @@ async def test_halted_answer_stands_though_its_prompt_cannot_be_scored_any_more(
         assert max(notice.value["input"]["results"][0]["category_scores"].values()) == 0
 
 
-@pytest.mark.parametrize("listens", [True, False])
-async def test_stream_screen_that_breaks_releases_nothing_more(world: World, running, listens: bool):
+@pytest.mark.parametrize("starts", [True, False])
+async def test_stream_screen_that_breaks_releases_nothing_more(world: World, running, starts: bool):
     """Whether it throws or cannot be had; the failure is counted and logged without its message."""
-    world.models = Models(world.models.prompts, Throwing(listens=listens), world.models.directory)
+    world.models = Models(
+        world.models.prompts, Throwing(starts=starts), world.models.second_stage, world.models.directory
+    )
     async with running() as made:
         says(made, "a text that is long enough to be heard")
         stream = await made.serve(asked("harmless"))
@@ -583,7 +581,9 @@ async def test_stream_screen_that_breaks_lets_pass_where_the_server_fails_open(
     world: World, running, moderated: bool
 ):
     """And says so to who asked for the moderation; what it let pass is not remembered as judged."""
-    world.models = Models(world.models.prompts, Throwing(listens=False), world.models.directory)
+    world.models = Models(
+        world.models.prompts, Throwing(starts=False), world.models.second_stage, world.models.directory
+    )
     world.fail_open = True
     async with running() as made:
         says(made, "a text")
@@ -600,7 +600,9 @@ async def test_stream_screen_whose_failure_cannot_even_be_counted_lets_nothing_p
     world: World, running, monkeypatch: pytest.MonkeyPatch
 ):
     """Though the server fails open."""
-    world.models = Models(world.models.prompts, Throwing(listens=False), world.models.directory)
+    world.models = Models(
+        world.models.prompts, Throwing(starts=False), world.models.second_stage, world.models.directory
+    )
     world.fail_open = True
 
     def broken(*_arguments: object, **_named: object) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from app.safety.screens.remembered import Judged, JudgedTexts
+from app.safety.prompt.remembered import Judged, JudgedTexts
 from app.safety.text.strings import request_text
 from app.safety.text.turns import (
     BESIDE_CHARS,

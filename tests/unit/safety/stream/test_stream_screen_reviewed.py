@@ -1,4 +1,4 @@
-"""Answers where the model that hears every token halts nothing: what it suspects waits for an examination."""
+"""Reviews: the first stage of the classifiers halts nothing, and what it flags waits for the second stage."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from hypothesis import strategies as st
 
 from app.core import Counts, Delta, FinishReason
 from app.safety.policies.policy import Policy
-from app.safety.screens.choice_screen import HEARD_MORE
-from app.safety.screens.heard_text import EXAMINED_CHARS
-from app.safety.screens.stream_screen import GREY_PART, Screening, StreamScreen
-from app.safety.screens.stream_terms import Suspicion
+from app.safety.stream.answer_review import ReviewRequest
+from app.safety.stream.stream_screen import Screening, StreamScreen
+from app.safety.thresholds import RECHECK_LOGIT_STEP, REVIEWED_CHARS, SUSPICION_RATIO
 from app.safety.verdict import Scores, ScreenBusy, ScreenFailed
 from tests.support.policies import policy
 from tests.support.screens import HARM, WordModel
 
-SUSPECT_AT = 0.5
+REVIEW_AT = 0.5
 SPAN = "canary song 42"
 HARMLESS: Scores = {"S2": 0.05, "S3": 0.01}
 HARMFUL: Scores = {"S2": 0.9, "S3": 0.02}
 
 
-class Examiner:
+class SecondStage:
     """Finds what a test says, once each and the last for ever; keeps what it was asked."""
 
     def __init__(self, *found: Any) -> None:
         self._found = list(found)
-        self.asked: list[Suspicion] = []
+        self.asked: list[ReviewRequest] = []
 
-    async def examine(self, suspicion: Suspicion, _owner: str) -> Scores:
-        """See stream_terms.Examine."""
-        self.asked.append(suspicion)
+    async def review(self, request: ReviewRequest, _owner: str) -> Scores:
+        """See answer_review.Review."""
+        self.asked.append(request)
         found = self._found.pop(0) if len(self._found) > 1 else self._found[0]
         if isinstance(found, Exception):
             raise found
@@ -44,26 +43,22 @@ class Examiner:
         return scores
 
 
-class Hears:
+class FirstStage:
     """A model whose harm at each word a test sets, 0.01 after that."""
 
-    suspect_at: float | None = SUSPECT_AT
+    review_at = REVIEW_AT
 
     def __init__(self, *harms: float) -> None:
         self._harms = list(harms)
 
-    def listen(self, _prior: float) -> Hears:
-        """See Listens."""
+    def start(self, _prior: float) -> FirstStage:
+        """See AnswerClassifier."""
         return self
 
     def feed(self, text: str) -> float:
-        """See Listener; of several words the highest that two in a row reached."""
+        """See ScoredAnswer; of several words the highest that two in a row reached."""
         harms = [self._harms.pop(0) if self._harms else 0.01 for _ in text.split()]
         return harms[0] if len(harms) == 1 else max(map(min, pairwise(harms)))
-
-    def scores(self) -> Scores:
-        """See Listener."""
-        return {"S7": 1.0}
 
 
 class Answer:
@@ -89,7 +84,7 @@ class Answer:
 
 def screening(
     model: Any,
-    examiner: Examiner,
+    second_stage: SecondStage,
     *,
     n: int = 1,
     watched: bool = False,
@@ -97,8 +92,8 @@ def screening(
     rules: Policy | None = None,
     **options: Any,
 ) -> Screening:
-    """A screening that examines what the model suspects."""
-    screen = StreamScreen(model, examine=examiner.examine)
+    """A screening by both stages."""
+    screen = StreamScreen(model, second_stage.review)
     return screen.for_request(n, watched, prior, rules or policy(), **options)
 
 
@@ -107,7 +102,7 @@ async def served(screen: Screening, *deltas: Delta) -> list[str]:
     out = []
     for delta in deltas:
         ready = screen.feed(delta)
-        released = await screen.examined() if screen.suspects else ready
+        released = await screen.review() if screen.in_review else ready
         out.append("".join(each.text for each in released))
     return out
 
@@ -122,27 +117,27 @@ def text_of(released: Sequence[Delta]) -> str:
     return "".join(delta.text for delta in released)
 
 
-# What is suspected
+# What is flagged
 
 
-async def test_what_is_suspected_is_held_until_it_is_examined():
+async def test_what_is_flagged_is_held_until_it_is_reviewed():
     """Nothing goes out before; after a harmless finding all that waited does, at once and in order."""
-    examiner, answer = Examiner(HARMLESS), Answer()
-    one = screening(Hears(0.1, 0.6, 0.7), examiner, prior=0.25)
+    second_stage, answer = SecondStage(HARMLESS), Answer()
+    one = screening(FirstStage(0.1, 0.6, 0.7), second_stage, prior=0.25)
     first, second, third = answer.words("one two three")
-    assert (one.feed(first), one.suspects) == ([first], False)
-    assert (one.feed(second), one.suspects, one.held_tokens) == ([], False, 1)
-    assert (one.feed(third), one.suspects, one.held_tokens) == ((), True, 2)
-    assert examiner.asked == []
-    assert await one.examined() == [second, third]
-    assert examiner.asked == [Suspicion("one two three", 0.25, 0.7, "one two three")]
-    assert (one.suspects, one.halted, one.held_tokens) == (False, None, 0)
+    assert (one.feed(first), one.in_review) == ([first], False)
+    assert (one.feed(second), one.in_review, one.held_tokens) == ([], False, 1)
+    assert (one.feed(third), one.in_review, one.held_tokens) == ((), True, 2)
+    assert second_stage.asked == []
+    assert await one.review() == [second, third]
+    assert second_stage.asked == [ReviewRequest("one two three", 0.25, 0.7, "one two three")]
+    assert (one.in_review, one.halted, one.held_tokens) == (False, None, 0)
 
 
 async def test_what_is_found_harmful_is_halted_by_the_finding():
     """Its category, score and threshold are the verdict's; what the model itself heard is not."""
     answer = Answer()
-    one = screening(Hears(0.1, 0.1, 0.6, 0.7), Examiner(HARMFUL))
+    one = screening(FirstStage(0.1, 0.1, 0.6, 0.7), SecondStage(HARMFUL))
     assert await served(one, *answer.words("one two three four five")) == ["one ", "two ", "", "", ""]
     assert one.halted is not None
     assert (one.halted.action, one.halted.category, one.halted.score) == ("block", "S2", 0.9)
@@ -156,130 +151,130 @@ async def test_what_is_found_harmful_is_halted_by_the_finding():
 
 async def test_tokens_that_were_out_before_the_model_was_sure_of_nothing_are_counted_as_leaked():
     """It was in doubt of them, and let them go as the doubt was small."""
-    doubt = GREY_PART * SUSPECT_AT + 0.001
+    doubt = SUSPICION_RATIO * REVIEW_AT + 0.001
     answer = Answer()
-    one = screening(Hears(0.1, doubt, doubt, 0.6, 0.7), Examiner(HARMFUL))
+    one = screening(FirstStage(0.1, doubt, doubt, 0.6, 0.7), SecondStage(HARMFUL))
     out = await served(one, *answer.words("one two three four five"))
     assert out[:3] == ["one ", "two ", "three "]
     assert one.halted is not None
     assert (one.hit_at, one.leaked_tokens) == (4, 2)
 
 
-async def test_one_hit_is_not_examined():
+async def test_one_hit_is_not_reviewed():
     """What is harmless again at the next look goes out."""
-    examiner, answer = Examiner(HARMFUL), Answer()
-    one = screening(Hears(0.6, 0.1, 0.6, 0.1), examiner)
+    second_stage, answer = SecondStage(HARMFUL), Answer()
+    one = screening(FirstStage(0.6, 0.1, 0.6, 0.1), second_stage)
     assert "".join(await served(one, *answer.words("a b c d"), answer.ends())) == "a b c d"
-    assert (examiner.asked, one.halted) == ([], None)
+    assert (second_stage.asked, one.halted) == ([], None)
 
 
-async def test_what_was_found_harmless_is_suspected_again_once_clearly_more_is_heard():
+async def test_what_was_found_harmless_is_flagged_again_once_clearly_more_is_heard():
     """Up to there nothing waits; then two hits are needed as before."""
-    more = harm_with(0.7, HEARD_MORE)
-    examiner, answer = Examiner(HARMLESS), Answer()
-    one = screening(Hears(0.6, 0.7, 0.6, more - 0.001, more + 0.001, 0.9, 0.9), examiner)
+    more = harm_with(0.7, RECHECK_LOGIT_STEP)
+    second_stage, answer = SecondStage(HARMLESS), Answer()
+    one = screening(FirstStage(0.6, 0.7, 0.6, more - 0.001, more + 0.001, 0.9, 0.9), second_stage)
     out = await served(one, *answer.words("a b c d e f g"))
     assert out == ["", "a b ", "c ", "d ", "", "e f ", "g"]
-    assert examiner.asked == [
-        Suspicion("a b ", 0.0, 0.7, "a b "),
-        Suspicion("a b c d e f ", 0.0, 0.9, "a b c d e f "),
+    assert second_stage.asked == [
+        ReviewRequest("a b ", 0.0, 0.7, "a b "),
+        ReviewRequest("a b c d e f ", 0.0, 0.9, "a b c d e f "),
     ]
 
 
-async def test_each_finding_moves_the_suspicion_on():
+async def test_each_finding_moves_the_flag_on():
     """The next one is due where a whole step more is heard than at the last, not at the first."""
-    second = harm_with(0.6, HEARD_MORE) + 0.001
-    third = harm_with(second, HEARD_MORE) + 0.001
-    examiner, answer = Examiner(HARMLESS), Answer()
-    one = screening(Hears(0.6, 0.6, second, second, second, third - 0.01, third, third), examiner)
+    second = harm_with(0.6, RECHECK_LOGIT_STEP) + 0.001
+    third = harm_with(second, RECHECK_LOGIT_STEP) + 0.001
+    second_stage, answer = SecondStage(HARMLESS), Answer()
+    one = screening(FirstStage(0.6, 0.6, second, second, second, third - 0.01, third, third), second_stage)
     await served(one, *answer.words("a b c d e f g h"))
-    assert [asked.heard for asked in examiner.asked] == [0.6, second, third]
-    assert [asked.text for asked in examiner.asked] == ["a b ", "a b c d ", "a b c d e f g h"]
+    assert [asked.running_score for asked in second_stage.asked] == [0.6, second, third]
+    assert [asked.text for asked in second_stage.asked] == ["a b ", "a b c d ", "a b c d e f g h"]
 
 
-@pytest.mark.parametrize("between", [0.1, SUSPECT_AT - 0.001])
-async def test_once_less_is_heard_the_models_own_suspicion_is_examined_anew(between: float):
-    """Where the harm falls below what it suspects, what it found before is over."""
-    examiner, answer = Examiner(HARMLESS), Answer()
-    one = screening(Hears(0.6, 0.7, between, SUSPECT_AT, 0.6), examiner)
+@pytest.mark.parametrize("between", [0.1, REVIEW_AT - 0.001])
+async def test_once_less_is_heard_the_models_own_flag_is_reviewed_anew(between: float):
+    """Where the harm falls below what it flags, what it found before is over."""
+    second_stage, answer = SecondStage(HARMLESS), Answer()
+    one = screening(FirstStage(0.6, 0.7, between, REVIEW_AT, 0.6), second_stage)
     assert "".join(await served(one, *answer.words("a b c d e "), answer.ends())) == "a b c d e "
-    assert [asked.text for asked in examiner.asked] == ["a b ", "a b c d e "]
-    assert [asked.heard for asked in examiner.asked] == [0.7, 0.6]
+    assert [asked.text for asked in second_stage.asked] == ["a b ", "a b c d e "]
+    assert [asked.running_score for asked in second_stage.asked] == [0.7, 0.6]
 
 
 @pytest.mark.parametrize("certain", [0.0, 1.0])
-async def test_a_model_at_the_end_of_its_scale_is_examined(certain: float):
+async def test_a_model_at_the_end_of_its_scale_is_reviewed(certain: float):
     """No harm is greater by a step than certainty, and none is less than none."""
-    examiner, answer = Examiner(HARMLESS, HARMFUL), Answer()
-    one = screening(Hears(certain, certain, 1.0, 1.0), examiner, examine_end=True)
+    second_stage, answer = SecondStage(HARMLESS, HARMFUL), Answer()
+    one = screening(FirstStage(certain, certain, 1.0, 1.0), second_stage, scores_wanted=True)
     await served(one, *answer.words("a b c d"), answer.ends())
     assert one.halted is not None or certain == 0.0
-    assert [asked.heard for asked in examiner.asked][-1] == 1.0
+    assert [asked.running_score for asked in second_stage.asked][-1] == 1.0
 
 
-async def test_harm_as_high_as_numbers_go_is_examined_once():
-    """Nothing is higher, so that only a longer answer is examined again: an examiner serves all streams."""
-    examiner, answer = Examiner(HARMLESS), Answer()
-    one = screening(Hears(*[1.0] * 20), examiner)
+async def test_harm_as_high_as_numbers_go_is_reviewed_once():
+    """Nothing is higher, so that only a longer answer is reviewed again: one thread serves all streams."""
+    second_stage, answer = SecondStage(HARMLESS), Answer()
+    one = screening(FirstStage(*[1.0] * 20), second_stage)
     await served(one, *answer.words("a b c d e f g h i j k l m n o p q r s t"))
-    assert len(examiner.asked) == 1
+    assert len(second_stage.asked) == 1
 
 
 async def test_a_cut_of_what_hardly_more_was_heard_in_loses_nothing():
-    """It was examined, and no two hits are open."""
-    examiner, answer = Examiner(HARMLESS), Answer()
-    one = screening(Hears(0.6, 0.7, 0.7, 0.7), examiner)
+    """It was reviewed, and no two hits are open."""
+    second_stage, answer = SecondStage(HARMLESS), Answer()
+    one = screening(FirstStage(0.6, 0.7, 0.7, 0.7), second_stage)
     out = await served(one, *answer.words("a b c d"), answer.ends("length"))
     assert "".join(out) == "a b c d"
-    assert len(examiner.asked) == 1
+    assert len(second_stage.asked) == 1
 
 
-async def test_a_word_that_was_found_harmless_is_suspected_again_where_it_is_said_again():
+async def test_a_word_that_was_found_harmless_is_flagged_again_where_it_is_said_again():
     """In between the model had forgotten it; as long as it hears it, it asks once."""
-    examiner, answer = Examiner(HARMLESS), Answer()
-    one = screening(WordModel(suspect_at=SUSPECT_AT), examiner)
+    second_stage, answer = SecondStage(HARMLESS), Answer()
+    one = screening(WordModel(), second_stage)
     text = f"a {HARM} thing and so on to the end of it, a {HARM} thing again and on it goes"
     assert "".join(await served(one, *answer.words(text), answer.ends())) == text
-    assert len(examiner.asked) == 2
+    assert len(second_stage.asked) == 2
 
 
-async def test_a_second_suspicion_has_a_place_of_its_own():
+async def test_a_second_flag_has_a_place_of_its_own():
     """Where the harm began, and how late it was found, do not count from what was found harmless."""
     answer = Answer()
-    one = screening(Hears(0.6, 0.7, *[0.1] * 6, 0.6, 0.7), Examiner(HARMLESS, HARMFUL))
+    one = screening(FirstStage(0.6, 0.7, *[0.1] * 6, 0.6, 0.7), SecondStage(HARMLESS, HARMFUL))
     await served(one, *answer.words("a b c d e f g h i j"))
     assert one.halted is not None
     assert (one.hit_at, one.halted.lag_tokens, one.leaked_tokens) == (9, 1, 0)
 
 
 async def test_the_end_of_an_answer_that_was_asked_for_counts_from_itself():
-    """Not from an earlier suspicion that was found harmless."""
+    """Not from an earlier flag that was found harmless."""
     answer = Answer()
-    one = screening(Hears(0.6, 0.7), Examiner(HARMLESS, HARMFUL), examine_end=True)
+    one = screening(FirstStage(0.6, 0.7), SecondStage(HARMLESS, HARMFUL), scores_wanted=True)
     await served(one, *answer.words("a b c d e f g h"), answer.ends())
     assert one.halted is not None
     assert (one.hit_at, one.halted.lag_tokens) == (8, 0)
 
 
-async def test_the_end_of_a_long_answer_is_examined():
+async def test_the_end_of_a_long_answer_is_reviewed():
     """More of it than the encoder reads."""
-    examiner, answer = Examiner(HARMLESS), Answer()
-    one = screening(Hears(*[0.1] * 300, 0.6, 0.7), examiner)
+    second_stage, answer = SecondStage(HARMLESS), Answer()
+    one = screening(FirstStage(*[0.1] * 300, 0.6, 0.7), second_stage)
     text = "".join(f"w{number:03} " for number in range(302))
     await served(one, *answer.words(text))
-    assert [asked.text for asked in examiner.asked] == [text[-EXAMINED_CHARS:]]
+    assert [asked.text for asked in second_stage.asked] == [text[-REVIEWED_CHARS:]]
 
 
 @pytest.mark.parametrize(("found", "out"), [(HARMLESS, "one two three"), (HARMFUL, "one ")])
-async def test_a_last_delta_that_comes_with_the_suspicion(found: Scores, out: str):
+async def test_a_last_delta_that_comes_with_the_flag(found: Scores, out: str):
     """It waits as well, with its text; it is the last to go out, or is dropped."""
     answer = Answer()
-    one = screening(Hears(0.1, 0.6, 0.7), Examiner(found))
+    one = screening(FirstStage(0.1, 0.6, 0.7), SecondStage(found))
     first, second = answer.words("one two ")
     last = answer.says("three", 1, "stop")
     assert text_of([*one.feed(first), *one.feed(second)]) == "one "
     assert one.feed(last) == ()
-    released = await one.examined()
+    released = await one.review()
     assert "one " + text_of(released) == out
     assert [each.finish_reason for each in released] == ([None, "stop"] if found is HARMLESS else [])
     if found is HARMFUL:
@@ -290,16 +285,16 @@ async def test_a_last_delta_that_comes_with_the_suspicion(found: Scores, out: st
 async def test_a_cut_of_what_was_found_harmless_loses_nothing(finish: FinishReason):
     """There is no doubt left."""
     answer = Answer()
-    one = screening(Hears(0.1, 0.6, 0.7), Examiner(HARMLESS))
+    one = screening(FirstStage(0.1, 0.6, 0.7), SecondStage(HARMLESS))
     out = await served(one, *answer.words("one two three"), answer.ends(finish))
     assert out == ["one ", "", "two three", ""]
 
 
-async def test_of_two_choices_the_suspected_one_is_examined():
+async def test_of_two_choices_the_flagged_one_is_reviewed():
     """Of the other nothing is asked; halted is the one in which it was found."""
-    examiner, first, second = Examiner(HARMLESS, HARMFUL), Answer(0), Answer(1)
-    model = WordModel(suspect_at=SUSPECT_AT)
-    one = screening(model, examiner, n=2)
+    second_stage, first, second = SecondStage(HARMLESS, HARMFUL), Answer(0), Answer(1)
+    model = WordModel()
+    one = screening(model, second_stage, n=2)
     out = await served(one, first.says("all is "), second.says(f"a {HARM} "), first.says("well, "))
     assert out == ["all is ", "", "well, "]
     assert await served(one, second.says("thing "), first.says("and on")) == [f"a {HARM} thing ", "and on"]
@@ -308,7 +303,7 @@ async def test_of_two_choices_the_suspected_one_is_examined():
     assert await served(one, second.says(f"one {HARM} "), second.says("more")) == ["", ""]
     assert one.halted is not None
     assert (one.halted_choice, one.take_withheld_text()) == (1, f"one {HARM} more")
-    assert [asked.text for asked in examiner.asked] == [
+    assert [asked.text for asked in second_stage.asked] == [
         f"a {HARM} thing ",
         f"a {HARM} thing {between}one {HARM} more",
     ]
@@ -320,7 +315,7 @@ async def test_a_finding_below_the_policys_threshold_lets_pass_and_is_recorded()
     """The policy decides; of what any could make something the scores are kept."""
     found: Scores = {"S2": 0.55, "S3": 0.1}
     answer = Answer()
-    one = screening(Hears(0.6, 0.7), Examiner(found))
+    one = screening(FirstStage(0.6, 0.7), SecondStage(found))
     assert "".join(await served(one, *answer.words("a b c"), answer.ends())) == "a b c"
     assert one.peaks() == [found]
     (verdict,) = one.verdicts()
@@ -331,78 +326,78 @@ async def test_the_worst_finding_speaks_for_the_answer():
     """Later ones that are milder do not hide it."""
     worse, better = {"S2": 0.55}, {"S2": 0.45}
     answer = Answer()
-    examiner = Examiner(worse, better)
-    one = screening(Hears(0.6, 0.7, 0.1, 0.6, 0.7), examiner)
+    second_stage = SecondStage(worse, better)
+    one = screening(FirstStage(0.6, 0.7, 0.1, 0.6, 0.7), second_stage)
     await served(one, *answer.words("a b c d e"), answer.ends())
-    assert len(examiner.asked) == 2
+    assert len(second_stage.asked) == 2
     assert one.peaks() == [worse]
     assert [verdict.scores for verdict in one.verdicts()] == [worse]
 
 
-async def test_a_hard_listed_span_halts_without_an_examination():
-    """Though the model suspects the answer as well."""
-    examiner, answer = Examiner(HARMLESS), Answer()
-    one = screening(Hears(0.1, 0.1, 0.6, 0.7), examiner, rules=policy({"hard_list": [SPAN]}))
+async def test_a_hard_listed_span_halts_without_a_review():
+    """Though the model flags the answer as well."""
+    second_stage, answer = SecondStage(HARMLESS), Answer()
+    one = screening(FirstStage(0.1, 0.1, 0.6, 0.7), second_stage, rules=policy({"hard_list": [SPAN]}))
     await served(one, *answer.words(f"so {SPAN}"))
     assert one.halted is not None
-    assert (one.halted.stage, examiner.asked) == ("hard_list", [])
+    assert (one.halted.stage, second_stage.asked) == ("hard_list", [])
 
 
 async def test_a_span_that_may_have_begun_waits_though_the_text_was_found_harmless():
-    """What the examiner says does not rule it out."""
+    """What the second stage says does not rule it out."""
     answer = Answer()
-    one = screening(Hears(0.1, 0.6, 0.7), Examiner(HARMLESS), rules=policy({"hard_list": [SPAN]}))
+    one = screening(FirstStage(0.1, 0.6, 0.7), SecondStage(HARMLESS), rules=policy({"hard_list": [SPAN]}))
     assert await served(one, *answer.words("so canary song and")) == ["so ", "", "", "canary song and"]
 
 
 # Watched answers
 
 
-async def test_a_watched_answer_is_examined_each_time_it_has_doubled():
+async def test_a_watched_answer_is_reviewed_each_time_it_has_doubled():
     """First before anything goes out, and at its end."""
-    examiner, answer = Examiner(HARMLESS), Answer()
-    one = screening(Hears(), examiner, watched=True)
+    second_stage, answer = SecondStage(HARMLESS), Answer()
+    one = screening(FirstStage(), second_stage, watched=True)
     out = await served(one, *(answer.says("x ") for _ in range(100)))
     assert out[:12] == [""] * 12
-    assert [len(asked.text) // 2 for asked in examiner.asked] == [12, 24, 48, 96]
+    assert [len(asked.text) // 2 for asked in second_stage.asked] == [12, 24, 48, 96]
     await served(one, answer.ends())
-    assert [len(asked.text) // 2 for asked in examiner.asked] == [12, 24, 48, 96, 100]
+    assert [len(asked.text) // 2 for asked in second_stage.asked] == [12, 24, 48, 96, 100]
 
 
 async def test_a_watched_answer_that_is_harmful_at_its_beginning_releases_nothing():
-    """Though the model that hears every token suspects nothing."""
+    """Though the model that hears every token flags nothing."""
     answer = Answer()
-    one = screening(Hears(), Examiner(HARMFUL), watched=True)
+    one = screening(FirstStage(), SecondStage(HARMFUL), watched=True)
     assert await served(one, *(answer.says("x ") for _ in range(20))) == [""] * 20
     assert one.halted is not None
     assert (one.hit_at, one.leaked_tokens, one.halted.lag_tokens) == (12, 0, 0)
     assert one.take_withheld_text() == "x " * 12
 
 
-async def test_a_short_watched_answer_is_examined_at_its_end():
+async def test_a_short_watched_answer_is_reviewed_at_its_end():
     """Before any of it goes out."""
     for found, out in ((HARMLESS, "a b c"), (HARMFUL, "")):
-        examiner, answer = Examiner(found), Answer()
-        one = screening(Hears(), examiner, watched=True)
+        second_stage, answer = SecondStage(found), Answer()
+        one = screening(FirstStage(), second_stage, watched=True)
         assert "".join(await served(one, *answer.words("a b c"), answer.ends())) == out
-        assert [asked.text for asked in examiner.asked] == ["a b c"]
+        assert [asked.text for asked in second_stage.asked] == ["a b c"]
 
 
-async def test_a_watched_answer_that_was_examined_to_its_end_is_not_examined_again():
+async def test_a_watched_answer_that_was_reviewed_to_its_end_is_not_reviewed_again():
     """The last delta says nothing new."""
-    examiner, answer = Examiner(HARMLESS), Answer()
-    one = screening(Hears(), examiner, watched=True)
+    second_stage, answer = SecondStage(HARMLESS), Answer()
+    one = screening(FirstStage(), second_stage, watched=True)
     out = await served(one, *(answer.says("x ") for _ in range(12)), answer.ends())
     assert "".join(out) == "x " * 12
-    assert len(examiner.asked) == 1
+    assert len(second_stage.asked) == 1
 
 
 async def test_a_watched_answer_that_comes_in_one_piece_has_to_double_from_there():
-    """It is not examined at every token until it has caught up."""
-    examiner, answer = Examiner(HARMLESS), Answer()
-    one = screening(Hears(), examiner, watched=True)
+    """It is not reviewed at every token until it has caught up."""
+    second_stage, answer = SecondStage(HARMLESS), Answer()
+    one = screening(FirstStage(), second_stage, watched=True)
     await served(one, answer.says("x " * 90, 90), *(answer.says("x ") for _ in range(5)))
-    assert len(examiner.asked) == 1
+    assert len(second_stage.asked) == 1
 
 
 async def test_a_watched_answer_is_held_to_its_own_threshold():
@@ -410,96 +405,83 @@ async def test_a_watched_answer_is_held_to_its_own_threshold():
     found: Scores = {"S2": 0.55}
     for watched, halted in ((False, False), (True, True)):
         answer = Answer()
-        one = screening(Hears(0.6, 0.7), Examiner(found), watched=watched)
+        one = screening(FirstStage(0.6, 0.7), SecondStage(found), watched=watched)
         await served(one, *answer.words("a b c"), answer.ends())
         assert (one.halted is not None) is halted
 
 
-async def test_the_end_is_examined_where_the_moderation_was_asked_for():
+async def test_the_end_is_reviewed_where_the_moderation_was_asked_for():
     """So that there are scores to tell; of an answer without text there is nothing to examine."""
     for asked_for, scores in ((True, HARMLESS), (False, {})):
-        examiner, answer = Examiner(HARMLESS), Answer()
-        one = screening(Hears(), examiner, examine_end=asked_for)
+        second_stage, answer = SecondStage(HARMLESS), Answer()
+        one = screening(FirstStage(), second_stage, scores_wanted=asked_for)
         assert await served(one, *answer.words("a b"), answer.ends()) == ["a ", "b", ""]
-        assert len(examiner.asked) == asked_for
+        assert len(second_stage.asked) == asked_for
         assert [verdict.scores for verdict in one.verdicts()] == [scores]
-    examiner = Examiner(HARMLESS)
-    silent = screening(Hears(), examiner, examine_end=True)
+    second_stage = SecondStage(HARMLESS)
+    silent = screening(FirstStage(), second_stage, scores_wanted=True)
     await served(silent, Answer().ends())
-    assert examiner.asked == []
+    assert second_stage.asked == []
 
 
 # Failures and ends
 
 
-async def test_an_examination_that_fails_ends_the_answer():
+async def test_a_review_that_fails_ends_the_answer():
     """Nothing that is held goes out, nor anything later; it is reported once."""
     broken: list[Exception] = []
     answer = Answer()
-    one = screening(Hears(0.1, 0.6, 0.7), Examiner(ScreenFailed()), on_broken=broken.append)
+    one = screening(FirstStage(0.1, 0.6, 0.7), SecondStage(ScreenFailed()), on_broken=broken.append)
     first, second, third, fourth = answer.words("one two three four")
     assert await served(one, first, second) == ["one ", ""]
     assert one.feed(third) == ()
     with pytest.raises(ScreenFailed):
-        await one.examined()
+        await one.review()
     with pytest.raises(ScreenFailed):
         one.feed(fourth)
-    assert (one.broken, len(broken), one.held_tokens, one.suspects) == (True, 1, 0, False)
+    assert (one.broken, len(broken), one.held_tokens, one.in_review) == (True, 1, 0, False)
     assert (one.drain(), one.verdicts()) == ((), [])
 
 
-async def test_a_server_that_fails_open_releases_what_was_to_be_examined():
+async def test_a_server_that_fails_open_releases_what_was_to_be_reviewed():
     """Whole and in order, with its last delta; so it does with what follows."""
     answer = Answer()
-    one = screening(Hears(0.1, 0.6, 0.7), Examiner(ScreenFailed()), fail_open=True)
+    one = screening(FirstStage(0.1, 0.6, 0.7), SecondStage(ScreenFailed()), fail_open=True)
     assert await served(one, *answer.words("one two three four")) == ["one ", "", "two three ", "four"]
     answer = Answer()
-    ending = screening(Hears(0.1, 0.6, 0.7), Examiner(ScreenFailed()), fail_open=True)
+    ending = screening(FirstStage(0.1, 0.6, 0.7), SecondStage(ScreenFailed()), fail_open=True)
     await served(ending, *answer.words("one two "))
     assert ending.feed(answer.says("three", 1, "stop")) == ()
-    released = await ending.examined()
+    released = await ending.review()
     assert [(each.text, each.finish_reason) for each in released] == [("two ", None), ("three", "stop")]
 
 
-async def test_a_flood_of_examinations_lets_nothing_pass():
+async def test_a_flood_of_reviews_lets_nothing_pass():
     """A server that fails open does so for failures; what waited too long ends, and nothing follows."""
     answer, broken = Answer(), list[Exception]()
-    busy = Examiner(ScreenBusy())
-    one = screening(Hears(0.1, 0.6, 0.7), busy, fail_open=True, on_broken=broken.append)
+    busy = SecondStage(ScreenBusy())
+    one = screening(FirstStage(0.1, 0.6, 0.7), busy, fail_open=True, on_broken=broken.append)
     first, second, third, fourth = answer.words("one two three four")
     assert await served(one, first, second) == ["one ", ""]
     assert one.feed(third) == ()
     with pytest.raises(ScreenBusy):
-        await one.examined()
+        await one.review()
     with pytest.raises(ScreenBusy):
         one.feed(fourth)
     assert ([type(exc) for exc in broken], one.held_tokens) == ([ScreenBusy], 0)
 
 
 @pytest.mark.parametrize("watched", [False, True])
-async def test_what_was_suspected_is_not_drained(watched: bool):
-    """The answer broke off before it was examined: only what no examination was wanted of goes out."""
+async def test_what_was_flagged_is_not_drained(watched: bool):
+    """The answer broke off before it was reviewed: only what no review was wanted of goes out."""
     answer = Answer()
-    model = Hears() if watched else Hears(0.1, 0.6, 0.7)
-    one = screening(model, Examiner(HARMLESS), watched=watched)
+    model = FirstStage() if watched else FirstStage(0.1, 0.6, 0.7)
+    one = screening(model, SecondStage(HARMLESS), watched=watched)
     for delta in answer.words("one two three" if not watched else "x " * 12):
         one.feed(delta)
-    assert one.suspects
+    assert one.in_review
     assert text_of(one.drain()) == ""
     assert one.held_tokens == 0
-
-
-async def test_without_an_examiner_or_a_suspicion_the_models_own_scores_halt():
-    """By the policy's thresholds, as they did before."""
-    unsuspecting = Hears(0.99, 0.99)
-    unsuspecting.suspect_at = None
-    examiner = Examiner(HARMLESS)
-    for screen in (StreamScreen(Hears(0.99, 0.99)), StreamScreen(unsuspecting, examine=examiner.examine)):
-        one = screen.for_request(1, False, 0.0, policy(), examine_end=True)
-        assert await served(one, *Answer().words("a b c")) == [""] * 3
-        assert one.halted is not None
-        assert one.halted.category == "S7"
-    assert examiner.asked == []
 
 
 # Any pieces
@@ -524,10 +506,10 @@ LONG = " ".join(f"{HARM if number in (9, 70) else 'word'}{number}" for number in
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5), watched=st.booleans())
 async def test_in_any_pieces_the_same_is_released(sizes: list[int], watched: bool):
     """All of what is found harmless, in order; of what is found harmful nothing of the harm."""
-    whole = screening(WordModel(suspect_at=SUSPECT_AT), Examiner(HARMLESS), watched=watched)
+    whole = screening(WordModel(), SecondStage(HARMLESS), watched=watched)
     assert "".join(await served(whole, *pieces(LONG, sizes))) == LONG
     assert (whole.halted, whole.held_tokens) == (None, 0)
-    halted = screening(WordModel(suspect_at=SUSPECT_AT), Examiner(HARMFUL), watched=watched)
+    halted = screening(WordModel(), SecondStage(HARMFUL), watched=watched)
     released = "".join(await served(halted, *pieces(LONG, sizes)))
     assert halted.halted is not None
     assert LONG.startswith(released)

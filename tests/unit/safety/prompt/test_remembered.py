@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.safety.screens.remembered import Judged, Remembered
+from app.safety.prompt.remembered import Judged, Remembered
 from app.safety.verdict import Reading, Verdict
 
 

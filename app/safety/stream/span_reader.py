@@ -1,11 +1,11 @@
-"""Where a choice stands in the hard list: how far a span may have begun in what it has said so far.
+"""The hard list over one choice: how far a span may have begun in its text so far.
 
     each channel     as it is, and as shown: escapes undone, Markdown's marks taken away
-    across channels  what the last channel had begun, as long as the next one goes on with it
+    across channels  the beginning in the last channel, as long as the next one continues it
     logprobs         their tokens, and for each the likely others
 
-Positions are counted in folded characters over all channels. A character costs the same whatever came
-earlier. Knows nothing of tokens or of what is held.
+Positions are counted in folded characters over all channels. A character costs the same whatever stands
+before it. Knows nothing of tokens or of what is held.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from app.safety.text.hard_list import FOUND, MARKS, HardList
 
 Channel = tuple[str, int]
 _as_it_is = frozenset(TRIGGERS + MARKS).isdisjoint
-"""Whether a text is shown as it is."""
+"""True for a text that is shown as it is."""
 _CHANNELS = 16
-"""Channels whose beginnings are remembered; of tool calls, which come in order, only the last go on."""
+"""Channels whose beginnings are remembered; of tool calls, which arrive in order, only the last continue."""
 
 
 class Position(NamedTuple):
@@ -31,7 +31,7 @@ class Position(NamedTuple):
     spelled: int
 
 
-class Begun(NamedTuple):
+class MatchState(NamedTuple):
     """States of the list after a text as it is and as it is shown, and an escape at its end."""
 
     state: int = 0
@@ -40,7 +40,9 @@ class Begun(NamedTuple):
     pending: str = ""
 
 
-NOT_BEGUN = Begun()
+UNMATCHED = MatchState()
+EVERYWHERE = Position(1 << 62, 1 << 62, 1 << 62)
+"""Past every text."""
 
 
 class _Track:
@@ -53,7 +55,7 @@ class _Track:
         self.after_space = after_space
 
     def walk(self, hard_list: HardList, text: str) -> int:
-        """Read on; returns how many folded characters it was."""
+        """Read a text; returns its number of folded characters."""
         folded = hard_list.fold(text, after_space=self.after_space)
         if folded:
             self.state = hard_list.walk(self.state, folded)
@@ -61,7 +63,7 @@ class _Track:
         return len(folded)
 
     def copy(self) -> _Track:
-        """Another reading that goes on from here."""
+        """Another reading that continues from here."""
         return _Track(self.state, after_space=self.after_space)
 
 
@@ -70,12 +72,12 @@ class _Reading(_Track):
 
     __slots__ = ("pending", "shown")
 
-    def __init__(self, begun: Begun = NOT_BEGUN) -> None:
-        super().__init__(begun.state, after_space=begun.after_space)
+    def __init__(self, match: MatchState = UNMATCHED) -> None:
+        super().__init__(match.state, after_space=match.after_space)
         self.shown: _Track | None = None
-        self.pending = begun.pending
-        if begun.shown != begun.state or begun.pending:
-            self.shown = _Track(begun.shown, after_space=begun.after_space)
+        self.pending = match.pending
+        if match.shown != match.state or match.pending:
+            self.shown = _Track(match.shown, after_space=match.after_space)
 
     def show_apart(self) -> None:
         """Read from here on apart what a client shows, unless that is done already."""
@@ -96,46 +98,34 @@ class _Reading(_Track):
         return length, state
 
     @property
-    def quiet(self) -> bool:
-        """Whether a new reading would go on just so."""
+    def is_idle(self) -> bool:
+        """True if a new reading would continue in the same way."""
         return not (self.state or self.shown or self.pending)
 
 
 class SpanReader:
     """One choice's text, logprobs and names of tools, read for the spans of a list."""
 
-    __slots__ = (
-        "_across",
-        "_list",
-        "_plain",
-        "_reading",
-        "_readings",
-        "_shown",
-        "_spelled",
-        "_spelling",
-        "channel",
-    )
-
-    def __init__(self, hard_list: HardList, begun: Begun = NOT_BEGUN) -> None:
-        """`begun` is how the text ends that a client reads before."""
+    def __init__(self, hard_list: HardList, match: MatchState = UNMATCHED) -> None:
+        """`match` is the state after the text that a client reads before the answer."""
         self._list = hard_list
         self.channel: Channel | None = None
-        self._reading = _Reading(begun)
+        self._reading = _Reading(match)
         self._readings: dict[Channel, _Reading] = {}
         self._across: _Track | None = None
         self._spelling = _Reading()
         self._plain = self._shown = self._spelled = 0
 
     def turn_to(self, channel: Channel) -> None:
-        """Go on in another channel; what the last one may have begun may go on there."""
+        """Continue in another channel, where a span of the last one may continue too."""
         if channel == self.channel:
             return
         old = self._reading
-        if self.channel is None:  # whichever comes first goes on with what stands in front of the answer
+        if self.channel is None:  # the first one continues what stands in front of the answer
             self.channel = channel
             return
         self._readings.pop(self.channel, None)
-        if not old.quiet:
+        if not old.is_idle:
             self._readings[self.channel] = old
             if len(self._readings) > _CHANNELS:
                 self._readings.pop(next(iter(self._readings)))
@@ -144,13 +134,13 @@ class SpanReader:
         self.channel, self._reading = channel, self._readings.get(channel) or _Reading()
 
     def finds(self, text: str) -> bool:
-        """Whether a span is complete, now that `text` has come in this channel."""
+        """Read a text of this channel; returns True if a span is complete."""
         hard_list, reading, across = self._list, self._reading, self._across
         if not _as_it_is(text):
             reading.show_apart()
         length = reading.walk(hard_list, text)
         self._plain += length
-        if reading.shown is None and across is None:  # what most tokens come to
+        if reading.shown is None and across is None:  # most tokens
             self._shown += length
             return reading.state == FOUND
         shown_length, shown_state = length, reading.state
@@ -166,18 +156,18 @@ class SpanReader:
         return FOUND in (reading.state, shown_state)
 
     def finds_name(self, name: str) -> bool:
-        """Whether a span is complete in the name of a tool, or across the names of several."""
+        """Read the name of a tool; returns True if a span is complete in it, or across several names."""
         if self.finds_in(name):
             return True
         self.turn_to(("name", 0))
         return self.finds(name)
 
     def finds_in(self, text: str) -> bool:
-        """Whether a text that stands for itself has a span in it."""
+        """True if a text that stands for itself has a span in it."""
         return self._list.found_in(text)
 
     def finds_in_logprobs(self, entries: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a span is complete in tokens, or would be with another that was likely.
+        """Read logprobs; returns True if a span is complete, or would be with another likely token.
 
         Logprobs may be ahead of the text, which a parser holds, and say what is not in it at all.
         """
@@ -201,8 +191,8 @@ class SpanReader:
         return False
 
     @property
-    def begun(self) -> bool:
-        """Whether the end of what was said, or spelled, may yet become a span."""
+    def has_begun(self) -> bool:
+        """True if the end of the text, or of the logprobs, may yet become a span."""
         reading = self._reading
         return bool(
             reading.state or reading.shown or self._across or self._spelling.state or self._spelling.shown
@@ -210,11 +200,11 @@ class SpanReader:
 
     @property
     def position(self) -> Position:
-        """How far it has read; one further where an escape goes on."""
+        """The position of the reading; one character further within an escape."""
         return Position(self._plain, self._shown + bool(self._reading.pending), self._spelled)
 
     def decided(self, shortest: int = 1) -> Position:
-        """Up to where no span of `shortest` characters or more has begun."""
+        """The position up to which no span of `shortest` characters or more has begun."""
         depth, reading, spelling = self._list.depth, self._reading, self._spelling
         plain = depth[reading.state]
         if self._across is not None:
@@ -230,12 +220,12 @@ class SpanReader:
         )
 
 
-def begun_in(hard_list: HardList | None, text: str) -> Begun:
-    """What the end of a text has begun, which may have whole spans in it."""
+def match_state(hard_list: HardList | None, text: str) -> MatchState:
+    """The state after a text, which may have whole spans in it."""
     if hard_list is None or not text:
-        return NOT_BEGUN
+        return UNMATCHED
     shown, pending = unescape(text)
-    return Begun(
+    return MatchState(
         _state_after(hard_list, text),
         _state_after(hard_list, shown.translate(hard_list.marks)),
         hard_list.fold(text, after_space=False).endswith(" "),

@@ -7,42 +7,41 @@ from typing import Any, cast
 import pytest
 
 from app.core import Counts, Delta
-from app.safety.screens.choice_screen import ChoiceScreen
-from app.safety.screens.stream_screen import Screening
+from app.safety.stream.choice_screen import ChoiceScreen, StreamState
+from app.safety.stream.stream_screen import Screening
 from app.safety.verdict import ScreenFailed, Verdict
 
 
 class Choice:
-    """A choice that holds all that it reads and throws at one place."""
-
-    suspected = False
+    """A choice that holds all that it reads and throws at one place; its queue and its review are itself."""
 
     def __init__(self, throws: str) -> None:
         self._throws = throws
-        self.held: list[Delta] = []
+        self._deltas: list[Delta] = []
+        self.held = self.review = self
 
-    def read(self, delta: Delta) -> None:
+    def read(self, delta: Delta) -> StreamState:
         """See ChoiceScreen."""
         self._pass("read" if delta.text == "bad" else "")
+        self._deltas.append(delta)
+        return StreamState.HELD
 
-    def pass_on(self, delta: Delta) -> list[Delta]:
+    def release(self) -> list[Delta]:
         """See ChoiceScreen."""
-        self.held.append(delta)
         return []
 
-    def give_up(self) -> list[Delta]:
-        """See ChoiceScreen."""
-        held, self.held = self.held, []
+    def drop(self) -> list[Delta]:
+        """See HeldDeltas."""
+        held, self._deltas = self._deltas, []
         return held
 
-    def cut_off(self) -> list[Delta]:
+    def break_off(self) -> list[Delta]:
         """See ChoiceScreen."""
-        self._pass("cut_off")
-        return self.give_up()
+        self._pass("break_off")
+        return self.drop()
 
-    def verdict(self, *, scored: bool) -> Verdict:
-        """See ChoiceScreen."""
-        del scored
+    def verdict(self) -> Verdict:
+        """See AnswerReview."""
         self._pass("verdict")
         return Verdict(None, None, 0.0, 1.0, "stream", "policy")
 
@@ -85,10 +84,10 @@ def test_a_server_that_fails_open_releases_all_of_it_in_order():
 def test_an_answer_that_broke_off_ends_there_where_its_screen_throws():
     """It has an error already; nothing is released."""
     broken: list[str] = []
-    screen = screening("cut_off", broken)
+    screen = screening("break_off", broken)
     screen.feed(word("good", 1))
     assert screen.drain() == ()
-    assert broken == ["cut_off"]
+    assert broken == ["break_off"]
 
 
 def test_verdicts_that_cannot_be_had_do_not_undo_an_answer():

@@ -16,15 +16,22 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from app.concurrency.owner_threads import OwnerThreads, WaitedTooLong, Work
 from app.safety.counters import Failure, SafetyCounters
-from app.safety.screens.remembered import Remembered
+from app.safety.policies.policy import Policy
+from app.safety.prompt.text_scores import MERGED, PromptClassifier, TextScores
 from app.safety.text.turns import SLICE_CHARS, Message, Read, Turns, slices, turns_of
+from app.safety.thresholds import (
+    ENCODED_SLICES,
+    ENCODED_TEXTS,
+    ENCODER_CHARS_PER_S,
+    ENCODER_TIMEOUT_S,
+    ENCODER_WAIT_S,
+)
 from app.safety.verdict import (
-    Policed,
-    Quick,
+    NgramResult,
     Reading,
     Scores,
     ScreenBusy,
@@ -33,67 +40,28 @@ from app.safety.verdict import (
     Verdict,
     harm,
     highest,
-    judged,
     stricter,
 )
 
 T = TypeVar("T")
 
-TIMEOUT_S = 10.0
-"""Seconds for which `full_verdict` may read; for long texts there is more."""
-CHARS_A_SECOND = 20_000
-"""What is read in another second of it, on a slow machine that has others to read for."""
-WAIT_S = 40.0
-"""Seconds for which it may wait for its turns: with the reading less than the minute that proxies wait."""
 QUICK_CHARS = 2 * SLICE_CHARS
-"""What `ngram_verdict` reads of one text: the whole of it, or its first and last slice."""
+"""Characters of a text that `ngram_verdict` reads whole; of a longer one, the first and last slice."""
 QUICK_EARLIER = 3
 """Earlier turns without remembered scores that `ngram_verdict` scores; `full_verdict` scores all."""
 LOOKED_AT = 512
 """Earlier turns of which `ngram_verdict` looks up the remembered scores."""
-ENCODED_TEXTS = 128
-"""How many texts before the newest turns the encoder reads: those that the n-grams find worst."""
-ENCODED = 8
-"""How many slices between the ends of a text the encoder reads: those that the n-grams find worst."""
-QUICK_SLICES = 16
-"""Slices that the n-grams read in one turn: about 6 ms, less than what the encoder takes for one."""
-MERGED = 512
-"""Texts or slices whose scores are put together in one turn of the loop: 2 ms."""
-REMEMBERED = 8_192
-"""Texts whose scores are kept, so that a conversation's past is scored once."""
-
-
-class Classifies(Protocol):
-    """The classifier (app.safety.classifiers.classifier). Both may be called at once, in two threads.
-
-    A text has at most QUICK_CHARS characters, and all of it is read.
-    """
-
-    def fast(self, text: str) -> Quick:
-        """What the n-grams make of it, in less than a millisecond; the scores take half as long again."""
-        ...
-
-    def full(self, text: str) -> Scores:
-        """The scores of n-grams and encoder together; takes its time."""
-        ...
 
 
 Conversation = Turns | Sequence[Message]
 
 
-class _TextScores(NamedTuple):
+class _SlicedScores(NamedTuple):
     """The scores of a text: of its ends, and of so many slices between."""
 
     ends: Scores
     between: Scores
     num_between: int
-
-
-class _Glance(NamedTuple):
-    """What is remembered of a `Quick`."""
-
-    harm: float
-    is_language: bool
 
 
 class PromptScreen:
@@ -106,27 +74,24 @@ class PromptScreen:
 
     def __init__(
         self,
-        classifier: Classifies,
+        classifier: PromptClassifier,
         counters: SafetyCounters,
         *,
         sure_below: float = 0.0,
-        timeout_s: float = TIMEOUT_S,
-        wait_s: float = WAIT_S,
+        timeout_s: float = ENCODER_TIMEOUT_S,
+        wait_s: float = ENCODER_WAIT_S,
         fail_open: bool = False,
     ) -> None:
         """Below a harm of `sure_below` the n-grams alone let a prompt pass; 0 has the encoder read all."""
-        self._classifier = classifier
         self._counters = counters
         self._sure_below = sure_below
         self._timeout_s = timeout_s
         self._wait_s = wait_s
         self._fail_open = fail_open
         self._thread = OwnerThreads("prompt-screen", hangs_after_s=timeout_s)
-        self._glances = Remembered[_Glance](REMEMBERED)
-        self._quick = Remembered[Scores](REMEMBERED)
-        self._thorough = Remembered[Scores](REMEMBERED)
+        self._texts = TextScores(classifier, self._thread)
 
-    def ngram_verdict(self, conversation: Conversation, policy: Policed, strikes: int = 0) -> Verdict:
+    def ngram_verdict(self, conversation: Conversation, policy: Policy, strikes: int = 0) -> Verdict:
         """The verdict of the n-grams, on the loop. It needs stronger evidence to block than `full_verdict`.
 
         Raises ScreenFailed.
@@ -134,7 +99,7 @@ class PromptScreen:
         return self.prescreen(conversation, policy, strikes)[0]
 
     def prescreen(
-        self, conversation: Conversation, policy: Policed, strikes: int = 0, *, scored: bool = True
+        self, conversation: Conversation, policy: Policy, strikes: int = 0, *, scored: bool = True
     ) -> tuple[Verdict, bool]:
         """The verdict of the n-grams, and whether it is the last: all was read, and little harm found.
 
@@ -144,19 +109,19 @@ class PromptScreen:
         policy = policy.after(strikes)
         try:
             turns = _turns(conversation)
-            looked: dict[str, Quick] = {}
+            looked: dict[str, NgramResult] = {}
             clear = None if scored or strikes else self._clear(turns, policy, looked)
             if clear is not None:
                 return clear
             scores, doubted = self._look(turns, looked)
             least_doubt = max(harm(scores), harm(doubted)) < self._sure_below
             sure = not strikes and least_doubt and _is_read_whole(turns) and self._knows(turns, looked)
-            return judged(policy, [Reading("ngrams", scores)]), sure
-        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
+            return policy.judge([Reading("ngrams", scores)]), sure
+        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing is let pass unscreened
             return self._failed("ngrams", "error", policy, exc), False
 
     async def full_verdict(
-        self, conversation: Conversation, policy: Policed, strikes: int = 0, *, owner: str = ""
+        self, conversation: Conversation, policy: Policy, strikes: int = 0, *, owner: str = ""
     ) -> Verdict:
         """The verdict of n-grams and encoder, in the thread; of every character.
 
@@ -167,7 +132,7 @@ class PromptScreen:
         try:
             turns = _turns(conversation)
             num_chars = sum(len(read.text) for read in (*turns.newest, *turns.earlier))
-            work_s = self._timeout_s + num_chars / CHARS_A_SECOND
+            work_s = self._timeout_s + num_chars / ENCODER_CHARS_PER_S
             work = Work(owner, num_chars, work_s=work_s, wait_s=self._wait_s)
             skip_below = 0.0 if strikes else self._sure_below
             verdict = await self._read(work, turns, policy, skip_below=skip_below)
@@ -177,7 +142,7 @@ class PromptScreen:
             return self._failed("encoder", "error", policy, exc)
         return await self._lifted(work, turns, policy, verdict) if verdict.enforced == "block" else verdict
 
-    async def _lifted(self, work: Work, turns: Turns, policy: Policed, refused: Verdict) -> Verdict:
+    async def _lifted(self, work: Work, turns: Turns, policy: Policy, refused: Verdict) -> Verdict:
         """The verdict without what the operator allows; where that cannot be had, the refusal stands."""
         try:
             rest = await self._thread.run(work, turns.edited, policy.unallowed)
@@ -196,7 +161,7 @@ class PromptScreen:
 
         A server that fails open does so too: what it would let pass is what `function` was to find.
         """
-        work = Work(owner, size, work_s=self._timeout_s + size / CHARS_A_SECOND, wait_s=self._wait_s)
+        work = Work(owner, size, work_s=self._timeout_s + size / ENCODER_CHARS_PER_S, wait_s=self._wait_s)
         try:
             return await self._thread.run(work, function)
         except TimeoutError as exc:
@@ -204,9 +169,9 @@ class PromptScreen:
             raise (ScreenBusy if isinstance(exc, WaitedTooLong) else ScreenFailed) from exc
 
     async def evaluate(
-        self, conversation: Conversation, policy: Policed, strikes: int = 0, *, owner: str = ""
+        self, conversation: Conversation, policy: Policy, strikes: int = 0, *, owner: str = ""
     ) -> Verdict:
-        """What a request would meet, with the scores of `full_verdict` in any case. Raises ScreenFailed."""
+        """The verdict on a request, with the scores of `full_verdict` in any case. Raises ScreenFailed."""
         first, sure = self.prescreen(conversation, policy, strikes)
         second = await self.full_verdict(conversation, policy, strikes, owner=owner)
         return replace(first if sure else stricter(first, second), scores=second.scores)
@@ -215,7 +180,9 @@ class PromptScreen:
         """End the thread once it is done with what it is at; a second call does nothing."""
         self._thread.close()
 
-    def _clear(self, turns: Turns, policy: Policed, looked: dict[str, Quick]) -> tuple[Verdict, bool] | None:
+    def _clear(
+        self, turns: Turns, policy: Policy, looked: dict[str, NgramResult]
+    ) -> tuple[Verdict, bool] | None:
         """The verdict on a prompt of so little harm that no category can do anything; None for others.
 
         What is read for it is left in `looked`.
@@ -224,36 +191,38 @@ class PromptScreen:
             return None
         highest_harm = 0.0
         for text, weight, watch in (*turns.newest, *turns.earlier):
-            highest_harm = max(highest_harm, self._glance(text, looked).harm * (1.0 if watch else weight))
+            highest_harm = max(
+                highest_harm, self._texts.glance(text, looked).harm * (1.0 if watch else weight)
+            )
         verdict = policy.clear_prompt(highest_harm, "ngrams")
         if verdict is None or policy.clear_prompt(highest_harm, "encoder") is None:
             return None  # whose scores say whether the model is to be strict
         return verdict, highest_harm < self._sure_below and self._knows(turns, looked)
 
-    def _knows(self, turns: Turns, looked: dict[str, Quick]) -> bool:
-        """Whether the n-grams know the language: of others, and of noise, they are sure of nothing."""
+    def _knows(self, turns: Turns, looked: dict[str, NgramResult]) -> bool:
+        """True if the n-grams know the language: of others, and of noise, they are sure of nothing."""
         texts = [read.text for read in (*turns.newest, *turns.earlier)]
-        return all(text.isascii() and self._glance(text, looked).is_language for text in texts)
+        return all(text.isascii() and self._texts.glance(text, looked).is_language for text in texts)
 
-    def _look(self, turns: Turns, looked: Mapping[str, Quick]) -> tuple[Scores, Scores]:
+    def _look(self, turns: Turns, looked: Mapping[str, NgramResult]) -> tuple[Scores, Scores]:
         """The scores by weight, and those of the texts that are to be watched, as they are."""
         scores: Scores = {}
         doubted: Scores = {}
         for text, weight, _ in turns.newest:
             for piece in ends(text):
-                scores = highest(scores, _faded(self._quickly(piece, looked), weight))
+                scores = highest(scores, _faded(self._texts.by_ngrams(piece, looked), weight))
         new = 0
         for text, weight, watch in turns.earlier[:LOOKED_AT]:
             for piece in ends(text):
-                remembered = self._quick.get(self._quick.key(piece))
+                remembered = self._texts.remembered(piece)
                 if remembered is None and new < QUICK_EARLIER:
                     new += 1
-                    remembered = self._quickly(piece, looked)
+                    remembered = self._texts.by_ngrams(piece, looked)
                 scores = highest(scores, _faded(remembered or {}, weight))
                 doubted = highest(doubted, remembered or {}) if watch else doubted
         return scores, doubted
 
-    async def _read(self, work: Work, turns: Turns, policy: Policed, *, skip_below: float) -> Verdict:
+    async def _read(self, work: Work, turns: Turns, policy: Policy, *, skip_below: float) -> Verdict:
         at_ends: Scores = {}
         doubted: Scores = {}
         between: list[Reading] = []
@@ -270,11 +239,11 @@ class PromptScreen:
                     watched.append(Reading("encoder", text.between, text.num_between, watch_only=True))
         if doubted:
             watched.insert(0, Reading("encoder", doubted, watch_only=True))
-        return judged(policy, [Reading("encoder", at_ends), *between, *watched])
+        return policy.judge([Reading("encoder", at_ends), *between, *watched])
 
     async def _passed_over(
         self, work: Work, earlier: Sequence[Read], skip_below: float
-    ) -> dict[int, _TextScores]:
+    ) -> dict[int, _SlicedScores]:
         """The texts before the newest turns, by number, that the encoder has not to read, and their scores.
 
         These are the texts that the n-grams alone would let pass, and those beyond the worst ENCODED_TEXTS.
@@ -282,88 +251,38 @@ class PromptScreen:
         if not skip_below and len(earlier) <= ENCODED_TEXTS:
             return {}
         pieces = [slices(read.text) for read in earlier]
-        scores = iter(await self._all_quick(work, [piece for of_text in pieces for piece in of_text]))
-        quick: dict[int, _TextScores] = {}
+        scores = iter(
+            await self._texts.all_by_ngrams(work, [piece for of_text in pieces for piece in of_text])
+        )
+        quick: dict[int, _SlicedScores] = {}
         for number, of_text in enumerate(pieces):
             if number % MERGED == 0:
                 await asyncio.sleep(0)
-            quick[number] = _TextScores(highest(*islice(scores, len(of_text))), {}, 0)
+            quick[number] = _SlicedScores(highest(*islice(scores, len(of_text))), {}, 0)
         worst = sorted(quick, key=lambda number: -harm(quick[number].ends))[:ENCODED_TEXTS]
         for number in worst:
             sure = harm(quick[number].ends) < skip_below and earlier[number].text.isascii()
-            if not (sure and await self._thread.run(work, self._all_known, pieces[number])):
+            if not (sure and await self._texts.is_language(work, pieces[number])):
                 del quick[number]
         return quick
 
-    async def _read_one(self, work: Work, read: Read) -> _TextScores:
+    async def _read_one(self, work: Work, read: Read) -> _SlicedScores:
         pieces = slices(read.text)
         between = pieces[1:-1]
         at_ends: Scores = {}
         for piece in (pieces[0], pieces[-1])[: len(pieces)]:
-            at_ends = highest(at_ends, await self._thoroughly(work, piece))
-        quick = await self._all_quick(work, between)
-        worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED]
+            at_ends = highest(at_ends, await self._texts.by_encoder(work, piece))
+        quick = await self._texts.all_by_ngrams(work, between)
+        worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED_SLICES]
         for i in worst:
-            quick[i] = await self._thoroughly(work, between[i])
+            quick[i] = await self._texts.by_encoder(work, between[i])
         merged: Scores = {}
         for start in range(0, len(quick), MERGED):
             merged = highest(merged, *quick[start : start + MERGED])
             await asyncio.sleep(0)
-        return _TextScores(at_ends, merged, len(between))
+        return _SlicedScores(at_ends, merged, len(between))
 
-    def _quickly(self, text: str, looked: Mapping[str, Quick]) -> Scores:
-        key = self._quick.key(text)
-        remembered = self._quick.get(key)
-        if remembered is not None:
-            return remembered
-        quick = looked.get(text)
-        return self._quick.put(key, _checked(quick.scores() if quick else self._quick_scores(text)))
-
-    def _quick_scores(self, text: str) -> Scores:
-        return self._classifier.fast(text).scores()
-
-    def _glance(self, text: str, looked: dict[str, Quick]) -> _Glance:
-        key = self._glances.key(text)
-        remembered = self._glances.get(key)
-        if remembered is not None:
-            return remembered
-        quick = looked[text] = self._classifier.fast(text)
-        if not 0.0 <= quick.harm <= 1.0:
-            raise ValueError("harm out of range")
-        return self._glances.put(key, _Glance(quick.harm, quick.is_language))
-
-    async def _thoroughly(self, work: Work, text: str) -> Scores:
-        """The encoder's scores, in the thread: a slice at a time, so that others have their turns."""
-        key = self._thorough.key(text)
-        remembered = self._thorough.get(key)
-        if remembered is not None:
-            return remembered
-        return self._thorough.put(key, _checked(await self._thread.run(work, self._classifier.full, text)))
-
-    async def _all_quick(self, work: Work, texts: Sequence[str]) -> list[Scores]:
-        """The n-grams' scores of each text, in the thread: QUICK_SLICES at a time."""
-        scores: list[Scores] = []
-        for start in range(0, len(texts), QUICK_SLICES):
-            batch = texts[start : start + QUICK_SLICES]
-            keys = [self._quick.key(text) for text in batch]
-            by_key = {key: kept for key in keys if (kept := self._quick.get(key)) is not None}
-            unread = {key: text for key, text in zip(keys, batch, strict=True) if key not in by_key}
-            if start % MERGED == 0:  # all of a text may be remembered
-                await asyncio.sleep(0)
-            if unread:
-                read = await self._thread.run(work, self._quick_scores_of, list(unread.values()))
-                for key, of_text in zip(unread, read, strict=True):
-                    by_key[key] = self._quick.put(key, _checked(of_text))
-            scores += [by_key[key] for key in keys]
-        return scores
-
-    def _quick_scores_of(self, texts: Sequence[str]) -> list[Scores]:
-        return [self._quick_scores(text) for text in texts]
-
-    def _all_known(self, texts: Sequence[str]) -> bool:
-        return all(self._glance(text, {}).is_language for text in texts)
-
-    def _failed(self, stage: Stage, why: Failure, policy: Policed, exc: Exception) -> Verdict:
+    def _failed(self, stage: Stage, why: Failure, policy: Policy, exc: Exception) -> Verdict:
         busy = isinstance(exc, WaitedTooLong)  # no failure: a flood must not be a way past the screen
         passed = self._fail_open and not busy
         self._counters.failed(stage, why, passed=passed)
@@ -373,7 +292,7 @@ class PromptScreen:
 
 
 def ends(text: str) -> Iterator[str]:
-    """What `ngram_verdict` reads of a text: all of it, or its first and its last slice."""
+    """The parts of a text that `ngram_verdict` reads: all of it, or its first and its last slice."""
     if len(text) <= QUICK_CHARS:
         yield text
     else:
@@ -386,7 +305,7 @@ def _turns(conversation: Conversation) -> Turns:
 
 
 def _is_read_whole(turns: Turns) -> bool:
-    """Whether `ngram_verdict` has read all of it."""
+    """True if `ngram_verdict` reads all of it."""
     if len(turns.earlier) > QUICK_EARLIER:
         return False
     return max((len(read.text) for read in (*turns.newest, *turns.earlier)), default=0) <= QUICK_CHARS
@@ -394,10 +313,3 @@ def _is_read_whole(turns: Turns) -> bool:
 
 def _faded(scores: Scores, weight: float) -> Scores:
     return scores if weight == 1.0 else {category: p * weight for category, p in scores.items()}
-
-
-def _checked(scores: Scores) -> Scores:
-    """The scores, if they are any: NaN would pass under every threshold."""
-    if not scores or not all(0.0 <= p <= 1.0 for p in scores.values()):
-        raise ValueError("scores out of range")
-    return scores

@@ -27,8 +27,6 @@ from app.settings import SettingsError
 FILE_NAME = "calibration.json"
 MODELS = Path(__file__).parents[1] / "models"
 """Directory of the bundled classifiers and their calibration table."""
-MIN_FPR, MAX_FPR = 0.0001, 0.1
-"""Least and greatest target of a policy, as a share of ordinary texts."""
 
 Table = Literal["categories", "ngrams", "output"]
 
@@ -42,14 +40,14 @@ class _Row(NamedTuple):
     threshold: Sequence[float]
 
 
-class Thresholds:
+class Calibration:
     """The thresholds of every category by target."""
 
     def __init__(self, tables: Mapping[str, Mapping[str, _Row]]) -> None:
         self._tables = tables
 
     @classmethod
-    def load(cls, path: Path) -> Thresholds:
+    def load(cls, path: Path) -> Calibration:
         """Read a calibration.json. Raises CalibrationDamaged."""
         try:
             return cls.parse(json.loads(path.read_bytes()))
@@ -59,7 +57,7 @@ class Thresholds:
             ) from exc
 
     @classmethod
-    def parse(cls, document: Any) -> Thresholds:
+    def parse(cls, document: Any) -> Calibration:
         """A table of parsed JSON. Raises ValueError, KeyError, TypeError."""
         if document["version"] != 1:
             raise ValueError(f"version {document['version']!r}, expected 1")

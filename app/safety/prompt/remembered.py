@@ -1,4 +1,4 @@
-"""What the screens remember of texts: by a keyed hash of each, bounded, and never the text."""
+"""Memory of texts that were judged: by a keyed hash of each, bounded, and never the text."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ class Remembered(Generic[T]):
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._secret = secrets.token_bytes(16)
-        self._found: OrderedDict[bytes, T] = OrderedDict()
+        self._values: OrderedDict[bytes, T] = OrderedDict()
 
     def key(self, text: str) -> bytes:
-        """What a text is found by."""
+        """The keyed hash of a text."""
         encoded = text.encode("utf-8", "surrogatepass")
         return hashlib.blake2b(encoded, digest_size=16, key=self._secret).digest()
 
     def get(self, key: bytes) -> T | None:
-        """What is remembered under a key, which counts as seen now."""
+        """The value under a key, which counts as seen now; None for none."""
         try:
-            self._found.move_to_end(key)
+            self._values.move_to_end(key)
         except KeyError:
             return None
-        return self._found.get(key)
+        return self._values.get(key)
 
     def put(self, key: bytes, value: T) -> T:
-        """Remember a value, at the cost of the one that was not seen for longest."""
-        self._found[key] = value
-        if len(self._found) > self._capacity:
-            self._found.popitem(last=False)
+        """Remember a value, in place of the one that was not seen for longest."""
+        self._values[key] = value
+        if len(self._values) > self._capacity:
+            self._values.popitem(last=False)
         return value
 
 
@@ -78,11 +78,11 @@ class JudgedTexts(NamedTuple):
     """Those of this request's long texts, each of which is looked up several times."""
 
     def is_passed(self, turn: str) -> bool:
-        """Whether a user's turn was judged and let pass."""
+        """True if a user's turn was judged and let pass."""
         return self.texts.get(self._key("user", turn)) is not None
 
     def is_answer(self, field: str) -> bool:
-        """Whether a field of an answer was released, or read before."""
+        """True if a field of an answer was released or read earlier."""
         return self.texts.get(self._key("assistant", field.strip())) is not None
 
     def add_passed(self, turns: Iterable[str]) -> None:
@@ -119,7 +119,7 @@ class JudgedTexts(NamedTuple):
             self.texts.put(self._key("recorded", turn), True)
 
     def is_any_recorded(self, turns: Iterable[str]) -> bool:
-        """Whether a prompt was recorded with any of these users' turns for its newest."""
+        """True if a prompt was recorded with any of these users' turns as its newest."""
         return any(self.texts.get(self._key("recorded", turn)) is not None for turn in turns)
 
     def _key(self, role: str, text: str) -> bytes:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from app.core import Counts, Delta, FinishReason, ToolCall
-from app.safety.categories import CATEGORIES
 from app.safety.policies.policy import Policy
-from app.safety.screens.choice_screen import MIN_PREFIX
-from app.safety.screens.stream_screen import GREY_PART, Screening, StreamScreen
-from app.safety.screens.stream_terms import HoldBack, Steering, steering_of
+from app.safety.stream.answer_review import Review, ReviewRequest
+from app.safety.stream.steering import Steering, steering_of
+from app.safety.stream.stream_screen import Screening, StreamScreen
+from app.safety.thresholds import MIN_SPAN_CHARS, SUSPICION_RATIO
 from app.safety.verdict import Scores
 from tests.support.policies import policy
 from tests.support.screens import HARM, WordModel
@@ -59,7 +59,7 @@ def screening(
 ) -> Screening:
     """A screening by these hard-listed spans, and by a model if there is one."""
     rules = rules or policy({"hard_list": list(spans)})
-    return StreamScreen(model, **screen).for_request(n, watched, prior, rules)
+    return StreamScreen(model or Heard(), same_score, **screen).for_request(n, watched, prior, rules)
 
 
 def text_of(released: Sequence[Delta]) -> str:
@@ -67,9 +67,27 @@ def text_of(released: Sequence[Delta]) -> str:
     return "".join(delta.text for delta in released)
 
 
+async def same_score(request: ReviewRequest, _owner: str) -> Scores:
+    """A second stage that finds what the first one did."""
+    return {"S2": request.running_score}
+
+
 def feed(one: Screening, *deltas: Delta) -> list[Delta]:
-    """What comes out of it for all these."""
-    return [released for delta in deltas for released in one.feed(delta)]
+    """What comes out of it for all these, reviewed by a second stage that waits for nothing."""
+    return [released for delta in deltas for released in fed(one, delta)]
+
+
+def fed(one: Screening, delta: Delta) -> Sequence[Delta]:
+    """The same for one delta."""
+    ready = one.feed(delta)
+    if not one.in_review:
+        return ready
+    try:
+        one.review().send(None)
+    except StopIteration as done:
+        released: Sequence[Delta] = done.value
+        return released
+    raise AssertionError("the second stage waits")
 
 
 def said(text: str, deltas: Deltas | None = None, **options: Any) -> list[Delta]:
@@ -81,33 +99,23 @@ def said(text: str, deltas: Deltas | None = None, **options: Any) -> list[Delta]
 class Heard:
     """A model whose scores a test sets, one a token."""
 
+    review_at = 0.5
+
     def __init__(self, *ps: float) -> None:
         self._ps = iter(ps)
         self._p = 0.0
 
-    def listen(self, _prior: float) -> Heard:
-        """See Listens."""
+    def start(self, _prior: float) -> Heard:
+        """See AnswerClassifier."""
         return self
 
     def feed(self, text: str) -> float:
-        """See Listener; of several words the highest that two in a row reached."""
+        """See ScoredAnswer; of several words the highest that two in a row reached."""
         heard = []
         for _ in range(max(1, len(text.split()))):
             self._p = next(self._ps, self._p)
             heard.append(self._p)
         return heard[0] if len(heard) == 1 else max(map(min, pairwise(heard)))
-
-    def scores(self) -> Scores:
-        """See Listener."""
-        return {"S2": self._p}
-
-
-class InEveryWay(Heard):
-    """Its harm is of every category."""
-
-    def scores(self) -> Scores:
-        """See Listener."""
-        return dict.fromkeys(CATEGORIES, self._p)
 
 
 # Holding back
@@ -116,7 +124,7 @@ class InEveryWay(Heard):
 def test_each_answer_is_held_to_the_policy_that_it_came_under():
     """One screen, policies in turns: the spans and thresholds of none are those of another."""
     red, blue = policy({"hard_list": ["red apple"]}), policy({"hard_list": ["blue pear"]})
-    screen = StreamScreen(None)
+    screen = StreamScreen(Heard(), same_score)
     for rules, span, other in 2 * ((red, "red apple", "blue pear"), (blue, "blue pear", "red apple")):
         for text, halts in ((span, True), (other, False)):
             one = screen.for_request(1, False, 0.0, rules)
@@ -128,13 +136,7 @@ def test_a_stricter_policy_and_a_watched_prompt_halt_sooner():
     """One screen: what one answer may say, the next may not."""
     loose = policy({})
     strict = loose.at_level("strict")
-    floors = [
-        min(rules.output_thresholds(watched=watched))
-        for rules, watched in ((loose, False), (loose, True), (strict, False))
-    ]
-    assert max(floors[1:]) < floors[0]
-    harm = (max(floors[1:]) + floors[0]) / 2
-    screen = StreamScreen(InEveryWay(*[harm] * 100))
+    screen = StreamScreen(Heard(*[0.55] * 100), same_score)
     for rules, watched, halts in 2 * ((loose, False, False), (loose, True, True), (strict, False, True)):
         one = screen.for_request(1, watched, 0.0, rules)
         feed(one, *said("a few words here"))
@@ -150,13 +152,13 @@ def test_the_first_token_goes_out_at_once():
 def test_a_clean_stream_is_not_held_back():
     """Each token goes out in the pass that reads it."""
     one, deltas = screening(model=WordModel()), Deltas()
-    assert [len(one.feed(deltas("x "))) for _ in range(60)] == [1] * 60
+    assert [len(fed(one, deltas("x "))) for _ in range(60)] == [1] * 60
 
 
 def test_a_watched_stream_holds_twelve_from_the_first():
     """Nothing goes out before there are more."""
     one, deltas = screening(watched=True), Deltas()
-    out = [len(one.feed(deltas("x "))) for _ in range(100)]
+    out = [len(fed(one, deltas("x "))) for _ in range(100)]
     assert out == [0] * 12 + [1] * 88
 
 
@@ -166,22 +168,19 @@ def test_a_watched_stream_holds_twelve_from_the_first():
 )
 def test_the_more_it_is_in_doubt_the_more_is_held(share, watched, held):
     """From where doubt begins to the threshold; a watched stream holds more in any case."""
-    rules = policy()
-    floor = min(rules.output_thresholds(watched=watched))
-    model = Heard(floor * (GREY_PART + (1 - GREY_PART) * share) + 1e-9)
-    one, deltas = screening(model=model, watched=watched, rules=rules), Deltas()
-    feed(one, *(deltas("x ") for _ in range(250)))
+    model = Heard(Heard.review_at * (SUSPICION_RATIO + (1 - SUSPICION_RATIO) * share) + 1e-9)
+    one, deltas = screening(model=model, watched=watched), Deltas()
+    feed(one, *(deltas("x ") for _ in range(350)))
     assert one.held_tokens == held
 
 
 def test_what_was_held_in_doubt_is_let_go_two_for_one():
     """Not in a burst: the doubt may come back."""
-    rules = policy()
-    nearly = min(rules.output_thresholds(watched=False)) - 1e-9
-    one, deltas = screening(model=Heard(*[nearly] * 100, 0.0), rules=rules), Deltas()
+    nearly = Heard.review_at - 1e-9
+    one, deltas = screening(model=Heard(*[nearly] * 100, 0.0)), Deltas()
     feed(one, *(deltas("x ") for _ in range(100)))
     assert one.held_tokens == 79
-    assert [len(one.feed(deltas("x "))) for _ in range(90)] == [2] * 79 + [1] * 11
+    assert [len(fed(one, deltas("x "))) for _ in range(90)] == [2] * 79 + [1] * 11
 
 
 def test_the_end_drains_what_is_held():
@@ -197,7 +196,7 @@ def test_choices_are_held_apart():
     one = screening(n=2, watched=True)
     first, second = Deltas(0), Deltas(1)
     assert feed(one, first("a"), second("b"), first("c")) == []
-    assert text_of(one.feed(first("", tokens=0, finish="stop"))) == "ac"
+    assert text_of(fed(one, first("", tokens=0, finish="stop"))) == "ac"
     assert one.held_tokens == 1
 
 
@@ -207,7 +206,7 @@ def test_hold_back_is_measured():
     one = screening(watched=True, held_s=seconds.append, clock_s=lambda: now[0])
     deltas = Deltas()
     for _ in range(90):
-        one.feed(deltas("x "))
+        fed(one, deltas("x "))
         now[0] += 0.5
     assert seconds == [6.0] * 6
 
@@ -216,7 +215,7 @@ def test_what_goes_out_is_what_came_in():
     """Ids, counts, logprobs, tools and finish reasons stay with their text, whatever the hold-back."""
     rng = random.Random(1)
     for _ in range(50):
-        one = screening(SPAN, n=2, watched=rng.random() < 0.3, hold_back=HoldBack(clean=rng.randint(0, 20)))
+        one = screening(SPAN, n=2, watched=rng.random() < 0.5)
         everything: dict[int, list[Delta]] = {0: [], 1: []}
         makers = Deltas(0), Deltas(1)
         out: list[Delta] = []
@@ -229,10 +228,10 @@ def test_what_goes_out_is_what_came_in():
                 logprobs=rng.choice([None, [{"token": "y", "top_logprobs": []}]]),
             )
             everything[choice].append(delta)
-            out += one.feed(delta)
+            out += fed(one, delta)
         for choice, maker in enumerate(makers):
             everything[choice].append(maker("", tokens=0, finish="stop"))
-            out += one.feed(everything[choice][-1])
+            out += fed(one, everything[choice][-1])
         assert {c: [d for d in out if d.choice == c] for c in (0, 1)} == everything
 
 
@@ -252,7 +251,7 @@ def test_a_listed_span_halts_at_once():
 
 def test_the_beginning_of_a_span_waits_until_it_is_ruled_out():
     """However little is held back otherwise, and however long that takes."""
-    one = screening(SPAN, hold_back=HoldBack(clean=0))
+    one = screening(SPAN)
     deltas = Deltas()
     assert text_of(feed(one, deltas("a "))) == "a "
     for piece in ("can", "ary", " so", "ng", " 4"):
@@ -281,7 +280,7 @@ def test_a_tools_name_is_read(name):
 
 def test_escapes_in_arguments_do_not_hide_a_span():
     """Arguments are JSON: what they say counts, cut in the midst of an escape too."""
-    one, deltas = screening(SPAN, hold_back=HoldBack(clean=0)), Deltas()
+    one, deltas = screening(SPAN), Deltas()
     tool = ToolCall(0)
     pieces = ['{"q": "', "\\u00", "63anary", " song\\", "u002042"]
     out = feed(one, *(deltas(piece, "tool", tool=tool) for piece in pieces))
@@ -291,7 +290,7 @@ def test_escapes_in_arguments_do_not_hide_a_span():
 
 def test_logprobs_do_not_tell_what_the_text_does_not():
     """Their tokens may be ahead of the text, which a parser holds."""
-    one, deltas = screening(SPAN, hold_back=HoldBack(clean=0)), Deltas()
+    one, deltas = screening(SPAN), Deltas()
     pieces = ["can", "ary ", "song ", "42"]
     out = feed(one, *(deltas("", logprobs=[{"token": piece, "top_logprobs": []}]) for piece in pieces))
     assert one.halted is not None
@@ -308,7 +307,7 @@ def test_likely_tokens_are_read():
 
 def test_another_channel_rules_a_beginning_out():
     """An answer is not held to its end for the last word of the reasoning before it."""
-    one, deltas = screening(SPAN, hold_back=HoldBack(clean=0)), Deltas()
+    one, deltas = screening(SPAN), Deltas()
     assert feed(one, deltas("can", "reasoning")) == []
     assert text_of(feed(one, deltas("Hello"))) == "canHello"
     feed(one, deltas("ary song 42", "reasoning"))
@@ -354,6 +353,13 @@ def test_a_span_cut_off_in_its_midst_is_withheld(finish, stop, released):
     assert out[-1].counts.prompt_tokens == PROMPT_TOKENS
 
 
+def test_an_answer_of_which_all_is_withheld_has_the_counts_of_its_prompt():
+    """Nothing was released that it could take them from."""
+    one, deltas = screening(SPAN), Deltas()
+    (end,) = feed(one, deltas("canary"), deltas("", tokens=0, finish="length"))
+    assert (end.text, end.counts, end.finish_reason) == ("", Counts(PROMPT_TOKENS, 0), "length")
+
+
 def test_a_few_letters_are_no_beginning():
     """An answer that is as long as it may be keeps its last word, though some span begins likewise."""
     one, deltas = screening(SPAN), Deltas()
@@ -368,8 +374,8 @@ def test_an_answer_that_was_stopped_keeps_no_letter_of_a_span():
 
 def test_an_answer_that_breaks_off_is_drained():
     """Where the engine fails, what was held is as harmless as what was released."""
-    one, deltas = screening(SPAN, watched=True), Deltas()
-    feed(one, *said("all is well, canary", deltas))
+    one, deltas = screening(SPAN, model=Heard(0.45, 0.45, 0.0)), Deltas()
+    assert feed(one, *said("all is well, canary", deltas)) == []
     assert text_of(one.drain()) == "all is well, "
     assert one.held_tokens == 0
 
@@ -390,7 +396,7 @@ def test_two_hits_in_a_row_halt():
 def test_a_whole_answer_at_once_is_halted():
     """Several tokens in one delta are several in a row."""
     one, deltas = screening(model=Heard(0.99)), Deltas()
-    assert one.feed(deltas("a whole answer", tokens=3, finish="stop")) == ()
+    assert feed(one, deltas("a whole answer", tokens=3, finish="stop")) == []
     assert one.halted is not None
 
 
@@ -399,15 +405,6 @@ def test_one_hit_does_not_halt():
     one, deltas = screening(model=Heard(0.1, 0.99, 0.1, 0.1, 0.99, 0.1)), Deltas()
     everything = [*said("a b c d e", deltas), deltas("", tokens=0, finish="stop")]
     assert feed(one, *everything) == everything
-
-
-def test_a_leak_is_counted():
-    """Tokens that were out when the model began to doubt, and then was certain."""
-    one = screening(model=Heard(0.1, 0.1, 0.25, 0.45, 0.9, 0.9), hold_back=HoldBack(clean=0, grey=1))
-    out = feed(one, *said("a b c d e f"))
-    assert text_of(out) == "a b c d "
-    assert one.halted is not None
-    assert (one.leaked_tokens, one.halted.lag_tokens) == (1, 1)
 
 
 def test_a_watched_stream_leaks_nothing():
@@ -432,21 +429,6 @@ def test_verdicts_say_how_each_choice_stands():
     feed(one, *said(f"{HARM} {HARM} {HARM}", Deltas(1)))
     first, second = one.verdicts()
     assert (first.action, second) == (None, one.halted)
-
-
-def test_an_answer_of_little_harm_has_a_verdict_without_scores():
-    """Where nobody asked for them; what a category may flag has them all the same."""
-    rules = policy({"action": "flag"})
-    for p, asked, scores in (
-        (0.1, True, {"S2": 0.1}),
-        (0.1, False, {}),
-        (0.99, True, {"S2": 0.99}),
-        (0.99, False, {"S2": 0.99}),
-    ):
-        one = screening(model=Heard(p), rules=rules)
-        feed(one, *said("all of it"))
-        (verdict,) = one.verdicts(scored=asked)
-        assert (verdict.action, verdict.score, verdict.scores) == ("flag" if p > 0.5 else None, p, scores)
 
 
 def test_what_a_halt_withheld_is_told_once():
@@ -475,19 +457,22 @@ def test_tokens_that_are_held_anyway_are_read_four_at_once():
 
 
 def test_what_is_unread_of_an_answer_that_broke_off_is_read_before_it_goes_out():
-    """And dropped where that halts."""
-    one, deltas = screening(watched=True, model=Heard(*[0.1] * 40, 0.99, 0.99)), Deltas()
-    feed(one, *(deltas("x ") for _ in range(42)))
-    assert one.drain() == []
+    """And is dropped where it would be reviewed."""
+    scores = [*[0.49] * 20, *[0.0] * 5, 0.99, 0.99]
+    one, deltas = screening(model=Heard(*scores)), Deltas()
+    out = feed(one, *(deltas("x ") for _ in scores))
+    assert text_of([*out, *one.drain()]) == "x " * 25
 
 
 # Ends that the caller chose
 
 
-def steered(*spans: str, rules: Policy | None = None, model: Any = None, **steering: Any) -> Screening:
+def steered(*spans: str, model: Any = None, review: Review = same_score, **steering: Any) -> Screening:
     """A screening of an answer to a request with these parameters."""
-    rules = rules or policy({"hard_list": list(spans)})
-    return StreamScreen(model).for_request(1, False, 0.0, rules, steering=Steering(**steering))
+    screen = StreamScreen(model or Heard(), review)
+    return screen.for_request(
+        1, False, 0.0, policy({"hard_list": list(spans)}), steering=Steering(**steering)
+    )
 
 
 @pytest.mark.parametrize(
@@ -600,6 +585,11 @@ def test_a_stop_string_within_a_span_is_not_told(stop):
     assert (text_of(out), out[-1].matched_stop) == ("say ", None)
 
 
+async def harmful(_request: ReviewRequest, _owner: str) -> Scores:
+    """A second stage that lets nothing pass."""
+    return {"S2": 0.9}
+
+
 class Noting(Heard):
     """Notes up to which word a reading left no doubt."""
 
@@ -622,25 +612,24 @@ class Noting(Heard):
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_no_cut_reads_further_than_the_model_was_in_no_doubt(finish, stop, chunk):
     """Cut anywhere, an answer ends where the uncut one had come to by then, or where there was no doubt."""
-    rules = policy()
-    floor = min(rules.output_thresholds(watched=False))
+    floor = Heard.review_at
     rng = random.Random(chunk)
     words = [f"w{at} " for at in range(60)]
     for _ in range(8):
         scores = [rng.choice([0.1, 0.6, 0.7, 0.9, 0.99]) * floor for _ in range(20)] + [0.99] * 40
-        uncut, whole = Deltas(), steered(rules=rules, model=Heard(*scores))
+        uncut, whole = Deltas(), steered(model=Heard(*scores), review=harmful)
         out_by: list[int] = []
         for at in range(0, 60, chunk):
-            out = whole.feed(uncut("".join(words[at : at + chunk]), tokens=chunk))
+            out = fed(whole, uncut("".join(words[at : at + chunk]), tokens=chunk))
             out_by.append((out_by[-1] if out_by else 0) + sum(len(delta.token_ids) for delta in out))
         assert whole.halted is not None
         for cut in range(chunk, 61, chunk):
-            model, deltas = Noting(GREY_PART * floor, scores), Deltas()
-            one = steered(rules=rules, model=model, stop_ids=frozenset({7}))
+            model, deltas = Noting(SUSPICION_RATIO * floor, scores), Deltas()
+            one = steered(model=model, review=harmful, stop_ids=frozenset({7}))
             out = []
             for at in range(0, cut, chunk):
-                out += one.feed(deltas("".join(words[at : at + chunk]), tokens=chunk))
-            out += one.feed(deltas("", tokens=0, finish=finish, stop=stop))
+                out += fed(one, deltas("".join(words[at : at + chunk]), tokens=chunk))
+            out += fed(one, deltas("", tokens=0, finish=finish, stop=stop))
             tokens = sum(len(delta.token_ids) for delta in out)
             assert text_of(out) == "".join(words[:tokens])
             assert tokens <= max(out_by[cut // chunk - 1], model.doubtless)
@@ -657,38 +646,27 @@ def test_no_cut_reads_into_a_span():
                 one, deltas = steered(SPAN, stop_ids=frozenset({7})), Deltas()
                 pieces = [text[at : min(at + size, cut)] for at in range(0, cut, size)]
                 out = feed(one, *map(deltas, pieces), deltas("", tokens=0, finish=finish, stop=stop))
-                assert len(text_of(out)) < len("well, ") + MIN_PREFIX
+                assert len(text_of(out)) < len("well, ") + MIN_SPAN_CHARS
                 assert text_of(out) == text[: len(text_of(out))]
 
 
 def test_a_cut_in_no_doubt_loses_nothing():
     """What is held of a watched answer, or on its way out after a doubt, goes out with a cut."""
-    rules = policy()
-    nearly = min(rules.output_thresholds(watched=False)) - 1e-9
+    nearly = Heard.review_at - 1e-9
     for watched, model in ((True, WordModel()), (False, Heard(*[nearly] * 30, 0.0))):
-        one, deltas = screening(model=model, watched=watched, rules=rules), Deltas()
+        one, deltas = screening(model=model, watched=watched), Deltas()
         everything = [*(deltas("x ") for _ in range(35)), deltas("", tokens=0, finish="length")]
         assert feed(one, *everything) == everything
 
 
-def test_an_end_over_the_threshold_is_told_as_filtered():
-    """One hit is no halt, but what a cut withheld there was not merely too long."""
-    one, deltas = screening(model=Heard(0.0, 0.0, 0.99)), Deltas()
-    out = feed(one, *said("a b c", deltas), deltas("", tokens=0, finish="length"))
-    assert (text_of(out), out[-1].finish_reason) == ("a b ", "content_filter")
-
-
 def test_harm_over_many_short_calls_adds_up():
-    """All that a choice says is heard by one listener, names and arguments in their order."""
+    """All that a choice says is read by one model, names and arguments in their order."""
     heard: list[str] = []
 
     class Counting(Heard):
         def feed(self, text: str) -> float:
             heard.append(text)
             return 0.0 if len("".join(heard).split("bad")) < 6 else 0.99
-
-        def scores(self) -> Scores:
-            return {"S2": 0.99}
 
     one, deltas = screening(model=Counting()), Deltas()
     for call in range(8):

@@ -11,8 +11,8 @@ import pytest
 from app.metering.traffic import Histogram
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.policies.policy import Policies
-from app.safety.screens.moderator import Moderator
-from app.safety.screens.prompt_screen import PromptScreen
+from app.safety.prompt.moderator import Moderator
+from app.safety.prompt.prompt_screen import PromptScreen
 from app.safety.verdict import ScreenFailed
 from tests.support.policies import WordClassifier, write_models
 

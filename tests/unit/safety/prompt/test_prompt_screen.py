@@ -11,16 +11,14 @@ import pytest
 
 from app.metering.traffic import Histogram
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
-from app.safety.screens.prompt_screen import (
-    CHARS_A_SECOND,
-    ENCODED,
-    ENCODED_TEXTS,
+from app.safety.prompt.prompt_screen import (
     QUICK_CHARS,
     QUICK_EARLIER,
     PromptScreen,
 )
 from app.safety.text.turns import SLICE_CHARS, read_request
-from app.safety.verdict import Quick, ScreenBusy, ScreenFailed
+from app.safety.thresholds import ENCODED_SLICES, ENCODED_TEXTS, ENCODER_CHARS_PER_S
+from app.safety.verdict import NgramResult, ScreenBusy, ScreenFailed
 from tests.support.policies import WordClassifier, policy
 
 STUCK_S = 10.0
@@ -270,10 +268,10 @@ async def test_every_character_of_a_long_text_is_read(screen, where):
 
 
 async def test_the_encoder_reads_the_worst_slices(screen):
-    """The ends, and ENCODED of those between: those that the n-grams find worst."""
+    """The ends, and ENCODED_SLICES of those between: those that the n-grams find worst."""
     classifier = WordClassifier(fast={"0013": {"S1": 0.4}, "0027": {"S1": 0.3}})
     await screen(classifier).full_verdict(say(long_text("good", 5)), POLICY)
-    assert len(classifier.read_full) == 2 + ENCODED
+    assert len(classifier.read_full) == 2 + ENCODED_SLICES
     assert any("0013" in text for text in classifier.read_full)
     assert any("0027" in text for text in classifier.read_full)
 
@@ -309,10 +307,10 @@ class Broken(WordClassifier):
         super().__init__()
         self.given = scores
 
-    def fast(self, text: str) -> Quick:
+    def fast(self, text: str) -> NgramResult:
         """As `given`."""
         scores = self.full(text)
-        return Quick(max(scores.values()), lambda: scores)
+        return NgramResult(max(scores.values()), lambda: scores)
 
     def full(self, _text: str) -> Any:
         """As `given`."""
@@ -438,14 +436,14 @@ async def test_a_prompt_without_text_passes(screen):
 
 async def test_what_is_remembered_is_bounded_and_holds_no_text(screen, monkeypatch):
     """The oldest goes; the memory's keys are hashes."""
-    monkeypatch.setattr("app.safety.screens.prompt_screen.REMEMBERED", 4)
+    monkeypatch.setattr("app.safety.prompt.text_scores.REMEMBERED", 4)
     prompts = screen(WordClassifier(), sure_below=0.2)
     for i in range(9):
         prompts.ngram_verdict(say(f"secret {i}"), POLICY)
         prompts.prescreen(say(f"secret {i}"), POLICY, scored=False)
-    for memory in (prompts._quick, prompts._glances):
-        assert len(memory._found) == 4
-        assert all(len(key) == 16 for key in memory._found)
+    for memory in (prompts._texts._ngrams, prompts._texts._glances):
+        assert len(memory._values) == 4
+        assert all(len(key) == 16 for key in memory._values)
 
 
 class Slow:
@@ -455,9 +453,9 @@ class Slow:
         self._takes_s = takes_s
         self.read: list[str] = []
 
-    def fast(self, _text: str) -> Quick:
+    def fast(self, _text: str) -> NgramResult:
         """Nothing at all."""
-        return Quick(0.01, lambda: {"S2": 0.01})
+        return NgramResult(0.01, lambda: {"S2": 0.01})
 
     def full(self, text: str) -> Any:
         """The same, later."""
@@ -479,7 +477,7 @@ async def test_many_long_prompts_of_one_owner_are_all_read(screen):
 
     await asyncio.gather(*map(judge, texts))
     assert ended == [text[:2] for text in texts]
-    assert len(classifier.read) * 0.01 > 0.1 + len(texts[0]) / CHARS_A_SECOND
+    assert len(classifier.read) * 0.01 > 0.1 + len(texts[0]) / ENCODER_CHARS_PER_S
 
 
 async def test_an_owners_long_prompts_do_not_delay_those_of_others(screen):

@@ -11,11 +11,11 @@ import pytest
 
 from app.metering.traffic import Histogram
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
-from app.safety.screens.answer_examiner import AnswerExaminer
-from app.safety.screens.stream_terms import Suspicion
+from app.safety.stream.answer_review import ReviewRequest
+from app.safety.stream.second_stage import SecondStage
 from app.safety.verdict import Scores, ScreenBusy, ScreenFailed
 
-SUSPICION = Suspicion("the end of an answer", 0.3, 0.8, "its beginning")
+REQUEST = ReviewRequest("the end of an answer", 0.3, 0.8, "its beginning")
 
 STUCK_S = 10.0
 """Seconds after which what a test holds up goes on: a test that fails is not to hang."""
@@ -27,12 +27,12 @@ class Answering:
     def __init__(self, scores: Any, before: Callable[[], object] = lambda: None) -> None:
         self._scores = scores
         self._before = before
-        self.asked: list[Suspicion] = []
+        self.asked: list[ReviewRequest] = []
         self.threads: set[str] = set()
 
-    def answer(self, text: str, prior: float, heard: float, opening: str) -> Scores:
-        """See ExaminesAnswers."""
-        self.asked.append(Suspicion(text, prior, heard, opening))
+    def answer(self, text: str, prior: float, running_score: float, opening: str) -> Scores:
+        """See SecondStageClassifier."""
+        self.asked.append(ReviewRequest(text, prior, running_score, opening))
         self.threads.add(threading.current_thread().name)
         self._before()
         if isinstance(self._scores, Exception):
@@ -48,12 +48,12 @@ def counters() -> SafetyCounters:
 
 
 @pytest.fixture
-def examiner(counters: SafetyCounters) -> Iterator[Callable[..., AnswerExaminer]]:
+def second_stage(counters: SafetyCounters) -> Iterator[Callable[..., SecondStage]]:
     """Makes examiners over a classifier; their threads end with the test."""
-    made: list[AnswerExaminer] = []
+    made: list[SecondStage] = []
 
-    def make(classifier: Answering, **options: Any) -> AnswerExaminer:
-        made.append(AnswerExaminer(classifier, counters, **options))
+    def make(classifier: Answering, **options: Any) -> SecondStage:
+        made.append(SecondStage(classifier, counters, **options))
         return made[-1]
 
     yield make
@@ -61,13 +61,13 @@ def examiner(counters: SafetyCounters) -> Iterator[Callable[..., AnswerExaminer]
         each.close()
 
 
-async def test_it_says_what_the_classifier_does_of_a_suspicion(examiner, counters):
+async def test_it_says_what_the_classifier_does_of_a_suspicion(second_stage, counters):
     """Of its text, prompt and what was heard; in a thread of its own, always the same; each is counted."""
     classifier = Answering({"S1": 0.0, "S2": 1.0})
-    examine = examiner(classifier).examine
+    review = second_stage(classifier).review
     for _ in range(3):
-        assert await examine(SUSPICION) == {"S1": 0.0, "S2": 1.0}
-    assert classifier.asked == [SUSPICION] * 3
+        assert await review(REQUEST) == {"S1": 0.0, "S2": 1.0}
+    assert classifier.asked == [REQUEST] * 3
     assert len(classifier.threads) == 1
     assert threading.current_thread().name not in classifier.threads
     assert counters.examined_answers == 3
@@ -86,42 +86,42 @@ async def test_it_says_what_the_classifier_does_of_a_suspicion(examiner, counter
     ],
     ids=repr,
 )
-async def test_whatever_goes_wrong_raises(examiner, counters, scores):
+async def test_whatever_goes_wrong_raises(second_stage, counters, scores):
     """A throw, or scores that are none; it counts as an examination all the same."""
-    examine = examiner(Answering(scores)).examine
+    review = second_stage(Answering(scores)).review
     with pytest.raises(ScreenFailed) as caught:
-        await examine(SUSPICION)
+        await review(REQUEST)
     assert (caught.value.code, caught.value.status) == ("safety_unavailable", 503)
     assert counters.examined_answers == 1
 
 
-async def test_an_examination_that_takes_too_long_raises(examiner, counters):
+async def test_an_examination_that_takes_too_long_raises(second_stage, counters):
     """So does one that waits behind it, which is not begun any more."""
     release = threading.Event()
     classifier = Answering({"S1": 0.1}, before=lambda: release.wait(STUCK_S))
-    examine = examiner(classifier, timeout_s=0.05).examine
-    ended = await asyncio.gather(examine(SUSPICION), examine(SUSPICION), return_exceptions=True)
+    review = second_stage(classifier, timeout_s=0.05).review
+    ended = await asyncio.gather(review(REQUEST), review(REQUEST), return_exceptions=True)
     assert [type(outcome) for outcome in ended] == [ScreenFailed, ScreenFailed]
     release.set()
     assert counters.examined_answers == 2
     assert len(classifier.asked) == 1
 
 
-async def test_who_would_wait_too_long_is_to_come_later(examiner):
+async def test_who_would_wait_too_long_is_to_come_later(second_stage):
     """Too many suspect answers are no failure of the examiner."""
     release = threading.Event()
     classifier = Answering({"S1": 0.1}, before=lambda: release.wait(STUCK_S))
-    examine = examiner(classifier, wait_s=0.05).examine
-    first = asyncio.create_task(examine(SUSPICION, "ada"))
+    review = second_stage(classifier, wait_s=0.05).review
+    first = asyncio.create_task(review(REQUEST, "ada"))
     await asyncio.sleep(0)
     with pytest.raises(ScreenBusy) as caught:
-        await examine(SUSPICION, "bob")
+        await review(REQUEST, "bob")
     release.set()
     assert caught.value.retry_after_s == 30
     assert await first == {"S1": 0.1}
 
 
-async def test_who_stops_waits_no_longer(examiner):
+async def test_who_stops_waits_no_longer(second_stage):
     """A cancelled request is not taken for one whose screen failed, and the next one is examined."""
     release, entered = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -130,27 +130,27 @@ async def test_who_stops_waits_no_longer(examiner):
         loop.call_soon_threadsafe(entered.set)
         release.wait(STUCK_S)
 
-    examine = examiner(Answering({"S1": 0.1}, before=hold)).examine
-    task = asyncio.create_task(examine(SUSPICION))
+    review = second_stage(Answering({"S1": 0.1}, before=hold)).review
+    task = asyncio.create_task(review(REQUEST))
     async with asyncio.timeout(STUCK_S):
         await entered.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     release.set()
-    assert await examine(SUSPICION) == {"S1": 0.1}
+    assert await review(REQUEST) == {"S1": 0.1}
 
 
-async def test_after_it_was_closed_nothing_passes(examiner):
+async def test_after_it_was_closed_nothing_passes(second_stage):
     """A second call to close it does nothing."""
-    closed = examiner(Answering({"S1": 0.1}))
+    closed = second_stage(Answering({"S1": 0.1}))
     closed.close()
     closed.close()
     with pytest.raises(ScreenFailed):
-        await closed.examine(SUSPICION)
+        await closed.review(REQUEST)
 
 
-async def test_many_suspect_answers_of_one_owner_delay_no_other(examiner):
+async def test_many_suspect_answers_of_one_owner_delay_no_other(second_stage):
     """Owners take turns; each owner's own are examined in order."""
     release, entered = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -160,21 +160,21 @@ async def test_many_suspect_answers_of_one_owner_delay_no_other(examiner):
         release.wait(STUCK_S)
 
     classifier = Answering({"S1": 0.1}, before=hold)
-    examine = examiner(classifier).examine
-    asked = [asyncio.create_task(examine(Suspicion("ada", 0.0, i / 10), "ada")) for i in range(9)]
+    review = second_stage(classifier).review
+    asked = [asyncio.create_task(review(ReviewRequest("ada", 0.0, i / 10), "ada")) for i in range(9)]
     async with asyncio.timeout(STUCK_S):
         await entered.wait()
-    asked.append(asyncio.create_task(examine(Suspicion("bob", 0.0), "bob")))
+    asked.append(asyncio.create_task(review(ReviewRequest("bob", 0.0), "bob")))
     await asyncio.sleep(0)
     release.set()
     await asyncio.gather(*asked)
     assert [suspicion.text for suspicion in classifier.asked] == ["ada", "ada", "bob", *["ada"] * 7]
-    heard = [suspicion.heard for suspicion in classifier.asked if suspicion.text == "ada"]
-    assert heard == sorted(heard)
+    scores = [request.running_score for request in classifier.asked if request.text == "ada"]
+    assert scores == sorted(scores)
 
 
-async def test_waiting_is_no_part_of_what_an_examination_may_take(examiner):
+async def test_waiting_is_no_part_of_what_an_examination_may_take(second_stage):
     """Twenty in a row are examined, though all together take longer than one may."""
     classifier = Answering({"S1": 0.1}, before=lambda: threading.Event().wait(0.02))
-    examine = examiner(classifier, timeout_s=0.2).examine
-    assert await asyncio.gather(*(examine(SUSPICION, "ada") for _ in range(20))) == [{"S1": 0.1}] * 20
+    review = second_stage(classifier, timeout_s=0.2).review
+    assert await asyncio.gather(*(review(REQUEST, "ada") for _ in range(20))) == [{"S1": 0.1}] * 20

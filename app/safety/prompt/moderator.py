@@ -1,10 +1,10 @@
-"""Classifies texts that are no one's request: what `/moderations` asks for, by the screens of prompts."""
+"""Results for texts that are no one's request: `/moderations` asks for them; by the prompt screen."""
 
 from __future__ import annotations
 
 from app.safety import moderation
 from app.safety.policies.policy import Policies
-from app.safety.screens.prompt_screen import PromptScreen
+from app.safety.prompt.prompt_screen import PromptScreen
 
 
 class Moderator:

@@ -1,1 +1,0 @@
-"""The screens: of prompts, of streams, and the moderation route's."""

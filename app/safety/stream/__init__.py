@@ -1,0 +1,1 @@
+"""The second stage of safety: answers, delta by delta, while they are generated."""

@@ -1,0 +1,263 @@
+"""One choice of an answer: what of it is read, held, reviewed, released and withheld.
+
+An end that the model chose releases all that was read and did not halt. An end that the caller could choose
+(length, stop strings and ids, grammar, cancel) withholds what may be the beginning of a hard-listed span:
+another request with another cut reads no further.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from app.core import Channel, Counts, Delta
+from app.safety.policies.policy import Policy
+from app.safety.stream.answer_review import AnswerClassifier, AnswerReview
+from app.safety.stream.span_reader import EVERYWHERE, MatchState, Position, SpanReader
+from app.safety.stream.steering import Steering
+from app.safety.text.escapes import unescape
+from app.safety.text.hard_list import HardList
+from app.safety.thresholds import MIN_SPAN_CHARS, READ_AT_ONCE_TOKENS
+from app.safety.verdict import Scores, Verdict
+
+_ALL_TOKENS = 1 << 62
+
+
+class StreamState(Enum):
+    """The state of an answer after a delta.
+
+    clear    it goes out at once
+    held     the newest tokens wait for those that follow
+    review   all that is held waits for the second-stage classifier
+    halted   what is held is dropped, and the answer ends
+    """
+
+    CLEAR = "clear"
+    HELD = "held"
+    REVIEW = "review"
+    HALTED = "halted"
+
+
+CLEAR, HELD, REVIEW, HALTED = StreamState
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTerms:
+    """The terms by which all choices of a request are screened."""
+
+    classifier: AnswerClassifier
+    policy: Policy
+    hard_list: HardList | None
+    match: MatchState
+    """The state of the hard list after the text that stands in front of the answer."""
+    continued: str
+    """The text that the answer continues, which the classifier reads first."""
+    steering: Steering
+    prior: float
+    """The harm of the prompt."""
+    watched: bool
+    scores_wanted: bool
+    """True if an answer is reviewed at its end in any case."""
+    held_s: Callable[[float], None]
+    clock_s: Callable[[], float]
+
+
+class HeldDeltas:
+    """The deltas of a choice that wait, in their order, and the counts of what was released."""
+
+    __slots__ = ("_terms", "_timed_s", "_timed_tokens", "queue", "released")
+
+    def __init__(self, terms: StreamTerms) -> None:
+        self._terms = terms
+        self.queue: deque[tuple[Delta, int, Position]] = deque()
+        """Each delta, its number of tokens, and how far the hard list had read then."""
+        self.released = Counts()
+        self._timed_tokens = -1
+        """The token whose time is taken, a single one at a time; -1 for none."""
+        self._timed_s = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that wait."""
+        return self.queue[-1][1] - self.released.completion_tokens if self.queue else 0
+
+    def skip(self, delta: Delta) -> None:
+        """Note that a delta goes out without being held."""
+        self.released = delta.counts
+        self._terms.held_s(0.0)
+
+    def append(self, delta: Delta, position: Position) -> None:
+        """Hold a delta."""
+        tokens = delta.counts.completion_tokens
+        self.queue.append((delta, tokens, position))
+        if self._timed_tokens < 0:
+            self._timed_tokens, self._timed_s = tokens, self._terms.clock_s()
+
+    def release(self, up_to_tokens: int, decided: Position) -> list[Delta]:
+        """Take out what is old enough, and in which no span has begun."""
+        queue, (plain, shown, spelled), out = self.queue, decided, []
+        while queue:
+            delta, tokens, position = queue[0]
+            if tokens > up_to_tokens or position[0] > plain or position[1] > shown or position[2] > spelled:
+                break
+            out.append(delta)
+            queue.popleft()
+        if out:
+            self.released = out[-1].counts
+            if 0 <= self._timed_tokens <= self.released.completion_tokens:
+                self._terms.held_s(self._terms.clock_s() - self._timed_s)
+                self._timed_tokens = -1
+        return out
+
+    def drop(self) -> list[Delta]:
+        """Take out all of it, which is not released."""
+        dropped = [delta for delta, _, _ in self.queue]
+        self.queue.clear()
+        return dropped
+
+
+class ChoiceScreen:
+    """One choice: it reads each delta for the classifier and the hard list, and holds what must wait."""
+
+    def __init__(self, terms: StreamTerms) -> None:
+        self._terms = terms
+        self._channel: tuple[str, int] | None = None
+        self._spans = None if terms.hard_list is None else SpanReader(terms.hard_list, terms.match)
+        self._unread = terms.continued
+        """Text that the classifier has not read."""
+        self._escape = ""
+        """An escape at the end of the text, of which the rest is still to arrive."""
+        self._tokens = 0
+        self.review = AnswerReview(terms.classifier, terms.policy, terms.prior, watched=terms.watched)
+        self._holdback_tokens = self.review.holdback_tokens
+        """The hold-back; it follows that of the review, downwards by one for each token."""
+        self.held = HeldDeltas(terms)
+        self.state = CLEAR
+        self.verdict: Verdict | None = None
+        """The verdict that halted the choice."""
+
+    def read(self, delta: Delta) -> StreamState:
+        """Read a delta, and hold it unless it is CLEAR."""
+        spans, review, held = self._spans, self.review, self.held
+        tokens, is_last = delta.counts.completion_tokens, delta.finish_reason is not None
+        channel = (delta.channel, 0 if delta.tool is None else delta.tool.index)
+        if channel != self._channel and (delta.text or delta.tool is not None):  # a last delta may be of any
+            self._turn_to(channel, delta.channel)
+        if spans is not None and self._completes_span(spans, delta):
+            review.hit_span(tokens, clean_until=self._tokens)
+            self.verdict = self._terms.policy.halted()
+            return self._hold(delta, HALTED)
+        text = delta.text
+        if self._escape or "\\" in text or "&" in text:
+            text, self._escape = unescape(self._escape + text)
+        if delta.tool is not None and delta.tool.name:
+            text = f"{delta.tool.name}\n{text}"
+        text = self._unread + text
+        holdback = self._holdback_tokens
+        may_wait = holdback >= 2 * READ_AT_ONCE_TOKENS and not review.in_doubt and not is_last
+        if may_wait and tokens - review.read_tokens < READ_AT_ONCE_TOKENS:
+            self._unread = text
+        else:
+            self._unread = ""
+            is_due = review.read(text + self._escape if is_last else text, tokens)
+            if is_due or (is_last and review.is_due_at_end(scores_wanted=self._terms.scores_wanted)):
+                return self._hold(delta, REVIEW)
+        self._holdback_tokens = max(review.holdback_tokens, holdback - (tokens - self._tokens))
+        self._tokens = tokens
+        if is_last or self._holdback_tokens or held.queue or (spans is not None and spans.has_begun):
+            held.append(delta, EVERYWHERE if spans is None else spans.position)
+            self.state = HELD
+            return HELD
+        held.skip(delta)  # most tokens: nothing is held
+        self.state = CLEAR
+        return CLEAR
+
+    def _hold(self, delta: Delta, state: StreamState) -> StreamState:
+        self.held.append(delta, EVERYWHERE if self._spans is None else self._spans.position)
+        self.state = state
+        return state
+
+    def _turn_to(self, channel: tuple[str, int], of_review: Channel) -> None:
+        if self._unread and self._channel is not None:
+            self._unread += "\n"  # a word ends with its channel
+        self._channel = channel
+        self.review.excerpt.turn_to(of_review, len(self._unread))
+
+    def _completes_span(self, spans: SpanReader, delta: Delta) -> bool:
+        """Read a delta for the hard list; returns True if a span is complete."""
+        tool = delta.tool
+        if tool is not None and (
+            (tool.name and spans.finds_name(tool.name)) or (tool.id and spans.finds_in(tool.id))
+        ):
+            return True
+        if delta.logprobs and spans.finds_in_logprobs(delta.logprobs):
+            return True
+        if not delta.text:
+            return False
+        assert self._channel is not None
+        if spans.channel != self._channel:
+            spans.turn_to(self._channel)
+        return spans.finds(delta.text)
+
+    def settle(self, scores: Scores) -> StreamState:
+        """Take the scores of the second stage: HALTED, or HELD until `release`."""
+        verdict = self.review.settle(scores)
+        if verdict.blocked:
+            self.verdict, self.state = verdict, HALTED
+        else:
+            self._tokens, self._holdback_tokens = self.review.read_tokens, self.review.holdback_tokens
+            self.state = HELD
+        return self.state
+
+    def release(self) -> Sequence[Delta]:
+        """Take out what may be released of what is held: all of it once the choice has ended."""
+        held, spans = self.held, self._spans
+        last = held.queue[-1][0]
+        if last.finish_reason is not None:
+            return self._end(last)
+        decided = EVERYWHERE if spans is None else spans.decided()
+        return held.release(self._tokens - self._holdback_tokens, decided)
+
+    def _decided(self, shortest: int = 1) -> Position:
+        """The position up to which no span of `shortest` characters or more has begun."""
+        return EVERYWHERE if self._spans is None else self._spans.decided(shortest)
+
+    def _end(self, last: Delta) -> Sequence[Delta]:
+        """Release what is held to the last delta, less what may begin a span where a caller chose the end."""
+        if not self._is_chosen_by_caller(last):
+            return self.held.release(_ALL_TOKENS, EVERYWHERE)
+        stop, spans = last.matched_stop, self._spans
+        if spans is not None and (spans.has_begun or (isinstance(stop, str) and spans.finds_in(stop))):
+            stop = None
+        shortest = 1 if last.finish_reason == "abort" else MIN_SPAN_CHARS
+        out = self.held.release(_ALL_TOKENS, self._decided(shortest))
+        if not self.held.drop():
+            return [*out[:-1], out[-1]._replace(matched_stop=stop)]
+        counts = self.held.released
+        if not counts.prompt_tokens:
+            counts = last.counts._replace(completion_tokens=0, reasoning_tokens=0)
+        silent = last._replace(text="", token_ids=(), logprobs=None, tool=None, counts=counts)
+        return [*out, silent._replace(matched_stop=None)]
+
+    def _is_chosen_by_caller(self, last: Delta) -> bool:
+        """True if the request, and not the model, may have set where the answer ends."""
+        if last.finish_reason not in ("stop", "tool_calls"):
+            return True
+        steering, stop = self._terms.steering, last.matched_stop
+        return steering.steered or isinstance(stop, str) or stop in steering.stop_ids
+
+    def break_off(self) -> Sequence[Delta]:
+        """Take out what may be released of a choice that ends here without a last delta."""
+        review = self.review
+        is_due = review.read(self._unread, self._tokens)
+        review.break_off(in_review=is_due or self.state is REVIEW)
+        out = self.held.release(review.clean_until if review.in_doubt else _ALL_TOKENS, self._decided())
+        self.held.drop()
+        return out
+
+    @property
+    def leaked_tokens(self) -> int:
+        """The number of tokens that were released after the last one without doubt."""
+        return max(0, self.held.released.completion_tokens - self.review.clean_until)

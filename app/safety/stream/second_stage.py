@@ -1,0 +1,54 @@
+"""The second-stage classifier of answers: an encoder in a thread of its own, for the answers in review.
+
+One thread is enough, because few answers are reviewed. Owners take turns at it. Fails closed: whatever goes
+wrong raises ScreenFailed. An answer that waited too long for its turn raises ScreenBusy.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from app.concurrency.owner_threads import OwnerThreads, WaitedTooLong, Work
+from app.safety.counters import SafetyCounters
+from app.safety.stream.answer_review import ReviewRequest
+from app.safety.thresholds import ENCODER_TIMEOUT_S, ENCODER_WAIT_S
+from app.safety.verdict import Scores, ScreenBusy, ScreenFailed, checked
+
+
+class SecondStageClassifier(Protocol):
+    """The classifier (app.safety.classifiers.classifier), called in a thread."""
+
+    def answer(self, text: str, prior: float, running_score: float, opening: str) -> Scores:
+        """The scores of the end of an answer; the arguments are those of ReviewRequest."""
+        ...
+
+
+class SecondStage:
+    """Reviews answers. Construct once; `close()` ends its thread."""
+
+    def __init__(
+        self,
+        classifier: SecondStageClassifier,
+        counters: SafetyCounters,
+        *,
+        timeout_s: float = ENCODER_TIMEOUT_S,
+        wait_s: float = ENCODER_WAIT_S,
+    ) -> None:
+        self._classifier = classifier
+        self._counters = counters
+        self._timeout_s = timeout_s
+        self._wait_s = wait_s
+        self._thread = OwnerThreads("answer-review", hangs_after_s=timeout_s)
+
+    async def review(self, request: ReviewRequest, owner: str = "") -> Scores:
+        """The scores of an owner's answer. Raises ScreenFailed, ScreenBusy."""
+        self._counters.examined()
+        work = Work(owner, work_s=self._timeout_s, wait_s=self._wait_s)
+        try:
+            return checked(await self._thread.run(work, self._classifier.answer, *request))
+        except Exception as exc:
+            raise (ScreenBusy if isinstance(exc, WaitedTooLong) else ScreenFailed) from exc
+
+    def close(self) -> None:
+        """End the thread once it is done with what it is at; a second call does nothing."""
+        self._thread.close()
