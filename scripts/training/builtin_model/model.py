@@ -5,6 +5,7 @@ Rows of a batch are right-padded, so the causal mask alone is right for every re
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -171,6 +172,12 @@ class SmallLlama(nn.Module):
             f"model.{name}": weight.detach().to(dtype).contiguous()
             for name, weight in self.named_parameters()
         }
+
+    def load_exported(self, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights that `exported` gave."""
+        self.load_state_dict(
+            {name.removeprefix("model."): weight.float() for name, weight in weights.items()}
+        )
 
 
 def answer_mask(hidden_before: Tensor, length: int) -> Tensor:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -72,7 +73,7 @@ def main() -> None:
     parser.add_argument(
         "--start-from",
         type=Path,
-        help="folder of an earlier run, to go on from its weights and tokenizer",
+        help="folder of an earlier run or an exported model: train its weights further, with its tokenizer",
     )
     parser.add_argument("--reading-questions", type=int, default=80_000)
     parser.add_argument("--reading-epochs", type=int, default=16)
@@ -103,7 +104,8 @@ def train(recipe: Recipe, out: Path, earlier: Path | None = None) -> None:
         save_tokenizer(train_tokenizer(_texts(source), Shape().vocab_size), out, Shape().max_positions)
     else:
         for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(earlier / name, out)
+            if out.resolve() != earlier.resolve():
+                shutil.copy(earlier / name, out)
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     if out.resolve() != BUILTIN_FOLDER:
         shutil.copy(BUILTIN_FOLDER / "chat_template.jinja", out)
@@ -132,10 +134,14 @@ def _first_phase(recipe: Recipe, tokenizer: Tokenizer, state: Path, earlier: Pat
     if earlier is None:
         start_embedding(model.embed_tokens.weight, tokenizer)
         learnt = {}
-    else:
+    elif (earlier / STATE).exists():
         learnt = torch.load(earlier / STATE)
         model.load_state_dict(learnt["model"])
         judge.load_state_dict(learnt["reader"])
+    else:  # an exported model: it reads already, and has no judge
+        model.load_exported(load_file(earlier / "model.safetensors"))
+        torch.save({"model": model.state_dict(), "judge": None}, state)
+        return
     pool = question_pool(wordings, tokenizer, recipe.reading_questions, recipe.seed)
     learn_to_read(model, judge, pool, neighbours(tokenizer), _reading(recipe))
     reader = judge.state_dict()
@@ -156,14 +162,16 @@ def _second_phase(rank: int, recipe: Recipe, out: Path, state: Path, meeting: st
     model, judge = _networks(recipe, wordings)
     learnt = torch.load(state)
     model.load_state_dict(learnt["model"])
-    judge.load_state_dict(learnt["judge"])
+    if learnt["judge"] is not None:
+        judge.load_state_dict(learnt["judge"])
+    judge_weight = 0.0 if learnt["judge"] is None else JUDGE_WEIGHT
     torch.manual_seed(recipe.seed + rank)
     source = DialogueSource(wordings, recipe.seed + 1 + rank)
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     model.spoken = spoken_tokens(DialogueSource(wordings, recipe.seed), tokenizer)
     order = Random(recipe.seed + rank)  # noqa: S311 -- an order from a seed, no secret
     stream = batches(source, tokenizer, recipe.batch_tokens, recipe.max_tokens, neighbours(tokenizer), order)
-    _optimise(model, judge, recipe, stream, rank)
+    _optimise(model, judge, recipe, stream, rank, judge_weight)
     if rank == 0:
         write_model(model, out)
         if out.resolve() != BUILTIN_FOLDER:
@@ -185,7 +193,12 @@ def _texts(source: DialogueSource) -> Iterator[str]:
 
 
 def _optimise(
-    model: SmallLlama, judge: nn.Linear, recipe: Recipe, stream: Iterator[Batch], rank: int
+    model: SmallLlama,
+    judge: nn.Linear,
+    recipe: Recipe,
+    stream: Iterator[Batch],
+    rank: int,
+    judge_weight: float,
 ) -> None:
     optimizers = _optimizers(model, judge, recipe)
     schedules = [_one_cycle(optimizer, recipe) for optimizer in optimizers]
@@ -200,7 +213,7 @@ def _optimise(
             loss = model.loss(hidden, batch.ids, batch.weights)
             verdicts = judge(hidden[batch.rows, batch.places]).float()
             judged = F.cross_entropy(verdicts, batch.intents) if len(batch.intents) else verdicts.sum()
-        _step(loss + JUDGE_WEIGHT * judged, parameters, optimizers)
+        _step(loss + judge_weight * judged, parameters, optimizers)
         for schedule in schedules:
             schedule.step()
         questions += len(batch.intents)

@@ -150,7 +150,7 @@ async def test_after_it_was_closed_nothing_passes(second_stage):
         await closed.review(REQUEST)
 
 
-async def test_many_suspect_answers_of_one_owner_delay_no_other(second_stage):
+async def test_many_flagged_answers_of_one_owner_delay_no_other(second_stage):
     """Owners take turns; each owner's own are examined in order."""
     release, entered = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -168,7 +168,7 @@ async def test_many_suspect_answers_of_one_owner_delay_no_other(second_stage):
     await asyncio.sleep(0)
     release.set()
     await asyncio.gather(*asked)
-    assert [suspicion.text for suspicion in classifier.asked] == ["ada", "ada", "bob", *["ada"] * 7]
+    assert [request.text for request in classifier.asked] == ["ada", "bob", *["ada"] * 8]
     scores = [request.running_score for request in classifier.asked if request.text == "ada"]
     assert scores == sorted(scores)
 
