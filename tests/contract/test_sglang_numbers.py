@@ -17,7 +17,6 @@ from app.api.schema.completions import parse_completion
 from app.api.schema.parameters import PARAMETERS
 from app.api.schema.wire import parse_chat_request
 from app.core import RawPrompt
-from app.engine.sglang.render import seed_of_choice
 from app.errors import BadRequest, ServingError
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400), pytest.mark.filterwarnings("default")]
@@ -144,6 +143,8 @@ async def rendered(engine: Any, request: Any) -> list[Any]:
 @example(body={"frequency_penalty": math.nan}, stop_ids=[], biases={})
 async def test_numbers_of_a_chat_fit(sglang_engine: Any, body: Any, stop_ids: list[int], biases: Any) -> None:
     """Whatever the parameters are, SGLang's sampling has finite numbers, whole ids and seeds in int64."""
+    from app.engine.sglang.render import seed_of_choice
+
     sent = {"model": "m", "messages": [{"role": "user", "content": "a"}], "logprobs": True, **body}
     sent |= {"stop_token_ids": stop_ids} if stop_ids else {}
     sent |= {"logit_bias": biases} if biases else {}
@@ -185,6 +186,8 @@ async def test_numbers_of_a_completion_fit(
 @given(seed=st.integers(-(2**63), 2**63 - 1), index=st.integers(0, 127))
 def test_seeds_of_choices_differ_and_fit(seed: int, index: int):
     """A choice's seed is an int64, that of the first is the request's, and no two choices share one."""
+    from app.engine.sglang.render import seed_of_choice
+
     seeds = {seed_of_choice(seed, each) for each in range(128)}
     assert len(seeds) == 128
     assert all(-(2**63) <= each < 2**63 for each in seeds)
