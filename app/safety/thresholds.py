@@ -1,7 +1,7 @@
 """Every threshold of the safety stages, with its unit and its reason.
 
-docs/safety-evaluation.md has the measurements, docs/log.md those of values that were dropped. What a policy
-file may set has its default here. Elsewhere are the weights of turns and the sizes of slices
+docs/safety-evaluation.md has the measurements, docs/log/2026-11.md those of values that were dropped. What a
+policy file may set has its default here. Elsewhere are the weights of turns and the sizes of slices
 (app.safety.text.turns), and what was trained: app/safety/models/calibration.json, and in output.npz the
 score from which an answer is reviewed.
 """

@@ -1,6 +1,6 @@
 """Kills the server with SIGKILL at random moments under load, and checks what is left each time.
 
-Exits with 1 when anything did not hold. docs/crash-safety.md says what is checked.
+Exits with 1 when anything did not hold. docs/inside/crash-safety.md says what is checked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kills or stops a process of the engine, or the server, under live greedy streams, again and again.
 
 Each stream must end as it does undisturbed, with strictly increasing ids and one true row in the ledger.
-Exits with 1 when anything did not hold. docs/reliability.md says what is checked.
+Exits with 1 when anything did not hold. docs/inside/fault-tests.md says what is checked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs one server for a long time under load, and does to it whatever may happen to a server.
 
 Its engine is killed and stopped, it is stopped and killed itself, its clients drop, return, leave and cancel,
-and more of them come than it takes. Exits with 1 when anything did not hold. docs/reliability.md says what is
-checked.
+and more of them arrive than it takes. Exits with 1 when anything did not hold. docs/inside/fault-tests.md
+says what is checked.
 """
 
 from __future__ import annotations

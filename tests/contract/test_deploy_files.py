@@ -145,8 +145,8 @@ def test_containers_have_what_a_gpu_needs_wherever_they_are_described() -> None:
 
 
 def test_doctor_is_run_as_the_server_is() -> None:
-    """docs/deploy.md gives it the unit's limits, variables and settings file, or the container's flags."""
-    text = (ROOT / "docs/deploy.md").read_text("utf-8").replace("\\\n", " ")
+    """docs/operate.md gives it the unit's limits, variables and settings file, or the container's flags."""
+    text = (ROOT / "docs/operate.md").read_text("utf-8").replace("\\\n", " ")
     [command] = re.findall(r"prlimit .* doctor .*", text)
     words = command.split()
     variables = {f"{name}={value}" for name, value in unit_environ("tokenring").items()}

@@ -23,8 +23,16 @@ PAGES = sorted(
 FRONT = ("../README", "../CONTRIBUTING", "../SECURITY")
 """Pages beside docs/."""
 MAX_WORDS = 40
+"""Of a sentence."""
+MAX_PAGE_WORDS = 2000
+MAX_USER_WORDS = 45_000
+MAX_GLOSSARY_WORDS = 40
+REFERENCES = frozenset({"api", "parameters", "settings", "metrics", "errors"})
+"""Pages to look something up in, of any length."""
+NOT_FOR_USERS = ("decisions/", "inside/", "measuring", "architecture")
+"""Pages that nobody has to read to use or run the product; the log is no page at all."""
 DEFAULTS = (
-    ("deploy", "`drain_timeout_s` ({:g} s) at most", "drain_timeout_s", 1),
+    ("operate", "`drain_timeout_s` ({:g} s) at most", "drain_timeout_s", 1),
     ("deploy", "`heartbeat_s` ({:g} s)", "heartbeat_s", 1),
     ("sizing", "{:g} GiB at most | `retained_bytes`", "retained_bytes", 2**30),
     ("sizing", "{:g} GiB at most | `body_memory_bytes`", "body_memory_bytes", 2**30),
@@ -61,6 +69,11 @@ def prose(page: str) -> str:
     """A page without its code blocks and comments."""
     text = (DOCS / f"{page}.md").read_text("utf-8")
     return re.sub(r"^```.*?^```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def words_of(page: str) -> int:
+    """The words of a page, its code and tables included; marks such as `|` and `#` are none."""
+    return sum(bool(re.search(r"\w", word)) for word in (DOCS / f"{page}.md").read_text("utf-8").split())
 
 
 @cache
@@ -116,6 +129,25 @@ def test_no_sentence_is_longer_than_forty_words(page: str):
     """A sentence with one idea is shorter."""
     long = [s for s in sentences(prose(page)) if len(re.findall(r"[\w'-]+", s)) > MAX_WORDS]
     assert long == []
+
+
+@pytest.mark.parametrize("page", sorted({*PAGES, *FRONT} - REFERENCES))
+def test_no_page_is_longer_than_two_thousand_words(page: str):
+    """A page is read as a whole, but for references."""
+    assert words_of(page) <= MAX_PAGE_WORDS
+
+
+def test_a_user_has_at_most_forty_five_thousand_words_to_read():
+    """The README and all pages but those on the inside."""
+    pages = [page for page in PAGES if not page.startswith(NOT_FOR_USERS)]
+    assert sum(map(words_of, ["../README", *pages])) <= MAX_USER_WORDS
+
+
+def test_the_glossary_has_at_most_forty_words():
+    """In alphabetical order."""
+    words = re.findall(r"^\| ([^|]+) \| ", prose("glossary"), re.MULTILINE)[1:]
+    assert 0 < len(words) <= MAX_GLOSSARY_WORDS
+    assert words == sorted(words, key=str.lower)
 
 
 @pytest.mark.parametrize(("page", "words", "setting", "unit"), DEFAULTS)

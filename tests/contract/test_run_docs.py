@@ -20,7 +20,18 @@ from app.metering.pricing import PriceTable
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
-    *("abuse", "billing", "commands", "deploy", "keys", "litellm", "metrics", "models", "open-webui"),
+    *(
+        "abuse",
+        "billing",
+        "commands",
+        "deploy",
+        "keys",
+        "litellm",
+        "metrics",
+        "models",
+        "open-webui",
+        "operate",
+    ),
     *("remote", "settings", "sizing", "storage", "upgrade"),
 )
 FENCED = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -28,7 +39,7 @@ COMMAND = re.compile(
     r"(?:^|[ /])tokenring ((?:serve|settings|keys|usage|backup|conversations|safety)\b.*)$", re.MULTILINE
 )
 STOP_SLACK_S = 60
-"""docs/deploy.md: a stop timeout is at least this much longer than `drain_timeout_s`."""
+"""docs/operate.md: a stop timeout is at least this much longer than `drain_timeout_s`."""
 UNIT = ROOT / "deploy/systemd/tokenring.service"
 
 

@@ -1,4 +1,4 @@
-"""The server killed with SIGKILL under load, and started again on what it left; see docs/crash-safety.md."""
+"""The server killed by SIGKILL under load, and started on the same data; docs/inside/crash-safety.md."""
 
 import json
 import subprocess

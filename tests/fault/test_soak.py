@@ -1,4 +1,4 @@
-"""One round of `scripts/soak`: the server stopped and killed under its clients; see docs/reliability.md."""
+"""One round of `scripts/soak`: the server stopped and killed under clients; docs/inside/fault-tests.md."""
 
 import json
 import subprocess
