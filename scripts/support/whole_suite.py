@@ -4,9 +4,8 @@ Starting SGLang takes a core for a quarter of a minute, again and again, while t
 are shown as they run; what the first half says is kept until they are through, so that both can be read.
 At the end, for each half: its ten slowest tests, and one line for each reason for which tests were skipped.
 
-Not pytest-xdist as yet: two workers took 26 s instead of 44 s for 453 of the tests without SGLang, and 1.6
-times the CPU time. It was not measured beside the other half, which has several engines and needs one core
-of two.
+Not pytest-xdist: two workers took 26 s instead of 44 s for 453 of the tests without SGLang, for 1.6 times the
+CPU time. Beside the other half there is no second core: at each start two processes import SGLang at once.
 """
 
 from __future__ import annotations
