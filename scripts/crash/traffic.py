@@ -159,8 +159,10 @@ class Traffic:
         return sent
 
     def _length(self) -> int:
+        """Never the very length at which an answer ends by itself: its end would be `stop` and not `length`."""
         shortest, longest = self._engine.lengths
-        return self._rng.randint(shortest, longest // 6 if self._chance(0.5) else longest)
+        length = self._rng.randint(shortest, longest // 6 if self._chance(0.5) else longest)
+        return length + 1 if length == self._engine.tokens else length
 
     def _body(self, number: int, length: int) -> dict[str, Any]:
         content = " ".join([tag(number), *["word"] * (number % 97)])
