@@ -159,7 +159,7 @@ class Traffic:
         return sent
 
     def _length(self) -> int:
-        """Never the very length at which an answer ends by itself: it would end as `stop`, not as `length`."""
+        """Never the length at which an answer ends by itself: it would end as `stop`, not as `length`."""
         shortest, longest = self._engine.lengths
         length = self._rng.randint(shortest, longest // 6 if self._chance(0.5) else longest)
         return length + 1 if length == self._engine.tokens else length
