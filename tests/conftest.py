@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from app.core import Engine
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.runtime import ModelLoader
 from app.settings import Settings
 from tests.support.servers import MakeScript, Serve, Served, ServerProcess, Spawn, serve_here, start_process
+
+hypothesis_settings.register_profile("tokenring", print_blob=True)
+hypothesis_settings.load_profile("tokenring")  # a failure prints the line that repeats it
 
 
 @pytest.fixture(scope="session")

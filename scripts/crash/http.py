@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
+from http import HTTPStatus
 from typing import Any, NamedTuple, Self
 
 Gone = (ConnectionError, asyncio.IncompleteReadError)
@@ -103,17 +104,31 @@ class Connection:
         return Answer(int(status_line.split()[1]), {k.lower(): v for k, _, v in named}, self._reader)
 
 
+@contextlib.asynccontextmanager
+async def read(port: int, path: str, headers: Mapping[str, str] | None = None) -> AsyncIterator[Answer]:
+    """A GET's answer; one that is refused as too frequent is asked again after its `Retry-After`.
+
+    Raises one of `Gone`.
+    """
+    while True:
+        async with await Connection.to(port) as connection:
+            answer = await connection.ask("GET", path, headers=headers)
+            if answer.status != HTTPStatus.TOO_MANY_REQUESTS:
+                yield answer
+                return
+            await answer.json()
+        await asyncio.sleep(float(answer.headers["retry-after"]))
+
+
 async def get_json(port: int, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
-    """Status and body of a GET. Raises one of `Gone`."""
-    async with await Connection.to(port) as connection:
-        answer = await connection.ask("GET", path, headers=headers)
+    """Status and body of a GET, as `read` has it. Raises one of `Gone`."""
+    async with read(port, path, headers) as answer:
         return answer.status, await answer.json()
 
 
 async def get_text(port: int, path: str, headers: Mapping[str, str] | None = None) -> str:
     """The body of a GET as text. Raises one of `Gone`."""
-    async with await Connection.to(port) as connection:
-        answer = await connection.ask("GET", path, headers=headers)
+    async with read(port, path, headers) as answer:
         return b"".join([piece async for piece in answer.pieces()]).decode()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from app.core import known_finish
 from scripts.crash.books import Row
 from scripts.crash.findings import Findings
-from scripts.crash.http import Connection, get_json
+from scripts.crash.http import get_json, read
 from scripts.crash.sent_request import Heard, Misheard, SentRequest
 
 CHECKPOINT_S = 1.0
@@ -40,9 +40,8 @@ class Replay:
 async def come_back(port: int, sent: SentRequest, after: int) -> Replay:
     """Attach to a stream after event `after`. Raises one of `Gone`."""
     path = f"{sent.path}/chat/completions/{sent.request_id}"
-    async with await Connection.to(port) as connection:
-        back = {"accept": "text/event-stream", "last-event-id": str(after)}
-        answer = await connection.ask("GET", path, headers=back)
+    back = {"accept": "text/event-stream", "last-event-id": str(after)}
+    async with read(port, path, back) as answer:
         replay = Replay(answer.status, None, Heard(counted=sent.heard.counted, last_id=after))
         if answer.status == 200:
             try:

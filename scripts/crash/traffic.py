@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.crash.findings import Findings
-from scripts.crash.http import Answer, Connection, Gone
+from scripts.crash.http import Answer, Connection, Gone, read
 from scripts.crash.sent_request import Heard, Misheard, SentRequest, tag
 from scripts.crash.server import Server
 
@@ -159,8 +159,10 @@ class Traffic:
         return sent
 
     def _length(self) -> int:
+        """Never the length at which an answer ends by itself: it would end as `stop`, not as `length`."""
         shortest, longest = self._engine.lengths
-        return self._rng.randint(shortest, longest // 6 if self._chance(0.5) else longest)
+        length = self._rng.randint(shortest, longest // 6 if self._chance(0.5) else longest)
+        return length + 1 if length == self._engine.tokens else length
 
     def _body(self, number: int, length: int) -> dict[str, Any]:
         content = " ".join([tag(number), *["word"] * (number % 97)])
@@ -234,10 +236,9 @@ class Traffic:
     async def _come_back(self, port: int, sent: SentRequest) -> None:
         """Attach where the client had left."""
         await asyncio.sleep(self._rng.uniform(0, 0.3))
-        async with await Connection.to(port) as connection:
-            path = f"{sent.path}/chat/completions/{sent.request_id}"
-            back = {"accept": "text/event-stream", "last-event-id": str(sent.heard.last_id)}
-            answer = await connection.ask("GET", path, headers=back)
+        path = f"{sent.path}/chat/completions/{sent.request_id}"
+        back = {"accept": "text/event-stream", "last-event-id": str(sent.heard.last_id)}
+        async with read(port, path, back) as answer:
             if self._findings.check(answer.status == 200, "a live stream is found again", id=sent.request_id):
                 sent.left = False
                 async for event in answer.events():

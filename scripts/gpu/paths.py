@@ -27,7 +27,7 @@ PATHS: Mapping[str, tuple[str, ...]] = {
         "tests/unit/admission/test_controller.py::test_a_pool_that_is_smaller_after_a_restart_is_read_again",
     ),
     "first start": (
-        f"{CONTRACT}/test_sglang_layouts.py::test_kernels_that_compile_longer_than_a_hang_are_none",
+        f"{CONTRACT}/test_sglang_layouts.py::test_kernels_that_compile_longer_than_a_hang_are_none_and_a_failed_start_is_tried_again",
     ),
     "orderly stop": (
         f"{CONTRACT}/test_sglang_life.py::test_schedulers_that_are_asked_to_end_do_so_by_themselves",
@@ -41,7 +41,7 @@ PATHS: Mapping[str, tuple[str, ...]] = {
         f"{CONTRACT}/test_sglang_layouts.py::test_a_rank_on_another_node_continues_answers_as_ours_do",
     ),
     "arguments of SGLang": (
-        f"{CONTRACT}/test_sglang_allowed_args.py::test_every_argument_of_sglang_stands_in_one_table",
+        f"{CONTRACT}/test_sglang_allowed_args.py::test_every_argument_of_sglang_was_looked_at",
         f"{CONTRACT}/test_sglang_allowed_args.py::test_what_sglang_itself_refuses_is_a_settings_error",
     ),
     "data parallel 2": (

@@ -17,6 +17,7 @@ from app.api.schema.completions import parse_completion
 from app.api.schema.parameters import PARAMETERS
 from app.api.schema.wire import parse_chat_request
 from app.core import RawPrompt
+from app.engine.sglang.platform import prepare_process
 from app.errors import BadRequest, ServingError
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400), pytest.mark.filterwarnings("default")]
@@ -153,6 +154,8 @@ async def test_numbers_of_a_chat_fit(sglang_engine: Any, body: Any, stop_ids: li
     except BadRequest as error:
         check_refusal(error)
         return
+    from app.engine.sglang.render import seed_of_choice
+
     params = await rendered(sglang_engine, request)
     seeds = [seed_of_choice(request.body.get("seed"), index) for index in range(request.n)]
     if params:
@@ -186,6 +189,7 @@ async def test_numbers_of_a_completion_fit(
 @given(seed=st.integers(-(2**63), 2**63 - 1), index=st.integers(0, 127))
 def test_seeds_of_choices_differ_and_fit(seed: int, index: int):
     """A choice's seed is an int64, that of the first is the request's, and no two choices share one."""
+    prepare_process()
     from app.engine.sglang.render import seed_of_choice
 
     seeds = {seed_of_choice(seed, each) for each in range(128)}

@@ -18,9 +18,7 @@ from app.engine.http.engine import RemoteEngine
 from app.engine.http.pool import RemoteOptions
 from app.engine.sglang.args import SGLangOptions
 from app.engine.sglang.platform import prepare_process
-from app.engine_factory import child_engine
 from app.errors import EngineFailed
-from app.settings import Settings
 from scripts.benchmarks.bare_server import bare_server_command
 from tests.support.engines import Answer, ask, chat, fresh_rid
 from tests.support.sse_client import until
@@ -143,11 +141,10 @@ async def test_a_form_that_a_foreign_server_cannot_take_up_ends(pair: Any) -> No
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
 
 
-async def test_a_server_of_ours_takes_up_any_answer() -> None:
+async def test_a_server_of_ours_takes_up_any_answer(remote_engine: Any) -> None:
     """Killed and started again, it goes on with grammars, tools and penalties: it runs our scheduler."""
-    ended: list[str] = []
-    options = SGLangOptions(server_args={"random_seed": 7})
-    engine: Any = child_engine(options, ended.append, Settings())
+    engine, child = remote_engine, remote_engine._child
+    num_starts, moved = child.num_starts, dict(engine.load().moved)
     kinds: list[dict[str, Any]] = [
         {"regex": "[0-9]{300}"},
         {"frequency_penalty": 1.0, "ignore_eos": True},
@@ -156,17 +153,13 @@ async def test_a_server_of_ours_takes_up_any_answer() -> None:
         {"logprobs": True, "top_logprobs": 2, "ignore_eos": True},
     ]
     asked = [chat("漢字 What is a token ring?", temperature=0, max_tokens=300, **kind) for kind in kinds]
-    try:
-        await engine.start()
-        undisturbed = await asyncio.gather(*(ask(engine, request) for request in asked))
-        repeated = [again(request) for request in asked]
-        asking = [asyncio.create_task(ask(engine, request)) for request in repeated]
-        await until(lambda: _tokens(engine, repeated) > 60, 60)
-        os.killpg(engine._child.pid, signal.SIGKILL)
-        disturbed = await asyncio.gather(*asking)
-    finally:
-        await engine.aclose()
-    assert len(ended) == 1
-    assert engine.load().moved["resumed"] >= 4
+    undisturbed = await asyncio.gather(*(ask(engine, request) for request in asked))
+    repeated = [again(request) for request in asked]
+    asking = [asyncio.create_task(ask(engine, request)) for request in repeated]
+    await until(lambda: _tokens(engine, repeated) > 60, 60)
+    os.killpg(child.pid, signal.SIGKILL)
+    disturbed = await asyncio.gather(*asking)
+    assert child.num_starts == num_starts + 1
+    assert engine.load().moved["resumed"] - moved.get("resumed", 0) >= 4
     for before, after in zip(undisturbed, disturbed, strict=True):
         assert comparable(after) == comparable(before)

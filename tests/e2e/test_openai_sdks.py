@@ -1,7 +1,7 @@
 """OpenAI's own SDKs against real servers: the pinned Python one, the newest, and Node's.
 
 One list of cases; openai_sdk/driver.py and driver.mjs carry each out and say what they saw.
-Heartbeats flow at 100 ms, while ids are on and the engine is slower than that.
+Heartbeats flow at 30 ms, while ids are on and the engine is slower than that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from app.engine.scripted.engine import Script, scripted_text
 from tests.support.sdks import FAST, WEATHER, Case, Sdk, Seen, refused, said
 from tests.support.servers import Serve
 
-SLOW = Script(prefill_s=0.22, rate=6, tokens=4)
+SLOW = Script(prefill_s=0.07, rate=20, tokens=4)
 
 WORDS = scripted_text(0, 0, 4)
 TEXT = "".join(WORDS)
@@ -42,7 +42,7 @@ def called_tool(seen: Seen) -> bool:
     return seen["tools"] == [[call]] and seen["finish"] == ["tool_calls"] and seen["text"] == [TEXT]
 
 
-TOOL = Script(prefill_s=0.22, rate=6, tokens=4, tool="get_weather")
+TOOL = Script(prefill_s=0.07, rate=20, tokens=4, tool="get_weather")
 
 SCRIPTED = [
     Case("one piece", "create", said(TEXT)),
@@ -133,7 +133,7 @@ SCRIPTED = [
         "a stream that breaks",
         "broken_stream",
         lambda s: (s["error"], s["code"], s["text"]) == ("APIError", "engine_failed", [WORDS[0] + WORDS[1]]),
-        script=Script(prefill_s=0.22, rate=6, tokens=4, fault="fail", fault_after=2),
+        script=Script(prefill_s=0.07, rate=20, tokens=4, fault="fail", fault_after=2),
     ),
 ]
 
@@ -145,7 +145,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", SCRIPTED, ids=lambda case: case.name)
 async def test_sdk(sdk: Sdk, serve: Serve, case: Case):
     """The SDK makes of each answer, stream and error what its users expect."""
-    served = await serve(case.script, heartbeat_s=0.1, **case.settings)
+    served = await serve(case.script, heartbeat_s=0.03, **case.settings)
     seen = await sdk.run(served.port, case)
     assert "crash" not in seen, (sdk.version, seen)
     assert case.check(seen), (sdk.version, seen)

@@ -34,11 +34,6 @@ async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     await process.close()
 
 
-def builtin(_: Path) -> list[str]:
-    """The built-in model, which has 4 heads and 2 KV heads."""
-    return ["--tp", "0"]
-
-
 def of_28_heads(folder: Path) -> list[str]:
     """A random model of 28 heads and 4 KV heads, with the built-in model's tokenizer."""
     import torch
@@ -54,7 +49,7 @@ def of_28_heads(folder: Path) -> list[str]:
     return ["--tp", "0", "--model", str(model)]
 
 
-@pytest.mark.parametrize("server", [builtin, of_28_heads], indirect=True)
+@pytest.mark.parametrize("server", [of_28_heads], indirect=True)
 async def test_tp_0_takes_what_the_heads_allow(server: ServerProcess) -> None:
     """Four of eight GPUs, said in one line with the reason; requests are answered."""
     chosen = await server.logged("tensor_parallel", timeout_s=200)

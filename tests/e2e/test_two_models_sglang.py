@@ -79,7 +79,7 @@ def named(headers: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 async def node(tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any) -> AsyncIterator[Node]:
-    """Both models there; started once for all tests here."""
+    """Both models there; started once for all tests here, the last of which stops it."""
     folder: Path = tmp_path_factory.mktemp("two")
     (folder / "tokenring.toml").write_text(CONFIG)
     process = await start_process(folder, *FLAGS)
@@ -87,8 +87,6 @@ async def node(tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any) -> 
         started = Node(process, await process.ready(timeout_s=200))
         await started.small("ready")
         yield started
-        process.terminate()
-        assert await process.exit_status(timeout_s=60) == 0
     finally:
         await process.close()
 
@@ -153,3 +151,13 @@ async def test_the_small_one_s_death_leaves_the_large_serving(node: Node) -> Non
     answer = await node.ask(EASY, "auto")
     assert (answer.json()["model"], answer.headers["x-route-reason"]) == (LARGE, "large; alone")
     assert (await node.ask(EASY, SMALL)).refusal()[:2] == (503, "engine_not_ready")
+
+
+async def test_a_stop_reports_no_leaked_semaphore(node: Node) -> None:
+    """After SIGTERM neither the server nor its child server's processes leave multiprocessing a warning."""
+    await node.small("ready")
+    told_before = len(node.process.noise)
+    node.process.terminate()
+    assert await node.process.exit_status(timeout_s=60) == 0
+    told = node.process.noise[told_before:]
+    assert [line for line in told if "resource_tracker" in line or "leaked" in line] == []

@@ -20,12 +20,15 @@ def crash(tmp_path, *options):
 
 
 @pytest.mark.timeout(300)
-def test_twenty_kills_leave_true_streams_and_balanced_books(tmp_path):
-    """20 kills under 20 streams: nothing left open, nothing billed twice, every client told the truth."""
-    result = crash(tmp_path, "--kills", "20", "--longest-s", "2")
+def test_eight_kills_leave_true_streams_and_balanced_books(tmp_path):
+    """8 kills under 20 streams: nothing left open, nothing billed twice, every client told the truth.
+
+    `scripts/crashtest` has 300.
+    """
+    result = crash(tmp_path, "--kills", "8", "--longest-s", "2")
     assert result["violations"] == []
-    assert result["ends"]["interrupted"] > 100
-    assert result["ends"]["length"] > 50
+    assert result["ends"]["interrupted"] > 40
+    assert result["ends"]["length"] > 20
     assert 0 < result["worst_shortfall_s"] < 1.5
     assert result["most_billed_beyond_heard_tokens"] == 0
 

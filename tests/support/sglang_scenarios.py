@@ -61,24 +61,6 @@ def children_left() -> int:
     return sum("sglang" in p.name() for p in psutil.Process().children(recursive=True))
 
 
-async def lives(_: str) -> dict[str, Any]:
-    """Three engines, one after another: closed, and killed by the one child and by the other."""
-    descriptors, threads, texts, deaths = [], [], [], {}
-    for killed in ("", "scheduler", "detokenizer"):
-        reasons: list[str] = []
-        limits = RestartLimits(restarts=0)
-        engine = await started(reasons.append, limits, server_args={"random_seed": 1})
-        texts.append((await ask(engine, chat(temperature=0, max_tokens=20, ignore_eos=True))).text())
-        if killed:
-            deaths[killed] = await _death_of(engine, killed)
-        await engine.aclose()
-        if killed:
-            deaths[killed] |= {"deaths": reasons, "children_left": children_left()}
-        descriptors.append(psutil.Process().num_fds())
-        threads.append(psutil.Process().num_threads())
-    return {"descriptors": descriptors, "threads": threads, "texts": texts, "deaths": deaths}
-
-
 async def _death_of(engine: SGLangEngine, name: str) -> dict[str, Any]:
     """Kill a child in the middle of a generation."""
     request = chat(n=2, **LONG)
@@ -124,20 +106,14 @@ async def restarts(_: str) -> dict[str, Any]:
         held.append(_held())
     history = engine.restarts
     counts = [dict(history.losses), history.num_restarts, history.num_resumed, history.num_lost, deaths[:]]
-    request = chat(**LONG)
-    reading = asyncio.create_task(ask(engine, request))
-    while not _running(engine):
-        await asyncio.sleep(0.002)
-    os.kill(child("scheduler"), signal.SIGKILL)
-    [end] = await asyncio.gather(reading, return_exceptions=True)
-    health = engine.health().value
+    end = await _death_of(engine, "scheduler")
     await engine.aclose()
     return {
         "rounds": rounds,
         "held": held,
         "counts": counts,
-        "last": [type(end).__name__, health, deaths],
-        "children_left": children_left(),
+        "end": end | {"deaths": deaths, "children_left": children_left()},
+        "after": _held(),
     }
 
 
@@ -199,8 +175,11 @@ def _stopped_in_warm_up() -> Iterator[None]:
 
 
 async def reasoning(_: str) -> dict[str, Any]:
-    """An answer that only reasons, cut at several places and gone on with."""
-    engine = await started(server_args={"random_seed": 1, "reasoning_parser": "deepseek-r1"})
+    """An answer that only reasons, cut at several places and gone on with; at last the engine dies."""
+    deaths: list[str] = []
+    limits = RestartLimits(restarts=0)
+    options = {"random_seed": 1, "reasoning_parser": "deepseek-r1"}
+    engine = await started(deaths.append, limits, server_args=options)
     request = chat("Think", temperature=0, max_tokens=40, ignore_eos=True)
     whole = await ask(engine, request)
     seen = []
@@ -210,8 +189,14 @@ async def reasoning(_: str) -> dict[str, Any]:
         rid = f"{cut:032x}"
         again = Answer(prompt, [delta async for delta in engine.generate(rid, prompt)])
         seen.append(_reasoned(again))
+    end = await _death_of(engine, "detokenizer")
     await engine.aclose()
-    return {"whole": _reasoned(whole), "again": seen}
+    return {
+        "whole": _reasoned(whole),
+        "again": seen,
+        "end": end | {"deaths": deaths, "children_left": children_left()},
+        "after": _held(),
+    }
 
 
 def _reasoned(answer: Answer) -> list[Any]:
@@ -362,7 +347,7 @@ async def bad_start(path: str) -> dict[str, Any]:
         {"model": str(torn)},
         {"server_args": {"max_total_token": 64}},
     ):
-        engine = SGLangEngine(SGLangOptions(**options))
+        engine = SGLangEngine(SGLangOptions(**options), limits=RestartLimits(restarts=0))
         try:
             await engine.start()
         except Exception as exc:  # noqa: BLE001  # which one it is, is the result
@@ -399,7 +384,13 @@ async def vision(path: str) -> dict[str, Any]:
     capabilities = sorted(engine.model.capabilities)
     past = [await _past(engine, content) for content in ("hello", _with_images([(56, 56)]))]
     await engine.aclose()
-    return {"counts": counts, "refused": refused, "capabilities": capabilities, "past": past}
+    return {
+        "counts": counts,
+        "refused": refused,
+        "capabilities": capabilities,
+        "past": past,
+        "children_left": children_left(),
+    }
 
 
 async def guards(path: str) -> dict[str, Any]:
@@ -466,8 +457,7 @@ def _png(width: int, height: int) -> str:
 
 
 SCENARIOS: dict[str, Callable[[str], Awaitable[dict[str, Any]]]] = {
-    f.__name__: f
-    for f in (lives, restarts, hung_starts, reasoning, tensor_parallel, bad_start, vision, guards)
+    f.__name__: f for f in (restarts, hung_starts, reasoning, tensor_parallel, bad_start, vision, guards)
 }
 
 

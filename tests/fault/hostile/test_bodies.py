@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import threading
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from app.intake import bodies
 from app.intake.body_budget import BodyBudget
 from app.intake.json_body import parse_body
 from tests.support.lateness import lateness
-from tests.support.servers import Serve, ServerProcess, Spawn
+from tests.support.servers import Serve, ServerProcess, start_process
 from tests.support.sse_client import Connection, Response, fetch, until
 
 CHAT = "/v1/chat/completions"
@@ -69,13 +70,17 @@ BODIES: dict[str, tuple[bytes, tuple[int, str]]] = {
 }
 
 
-async def big_server(spawn: Spawn, **flags: str) -> ServerProcess:
+@pytest.fixture(scope="module")
+async def big_server(
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any
+) -> AsyncIterator[ServerProcess]:
     """A server that takes bodies of 32 MiB, and a context that they fit."""
-    named = {"max-body-bytes": str(32 * 1024**2), **flags}
-    arguments = [word for name, value in named.items() for word in (f"--{name}", value)]
-    server = await spawn("tokens=2,context=20000000,pool=40000000", *arguments)
+    script = ("--engine", "scripted", "--scripted", "tokens=2,context=20000000,pool=40000000")
+    flags = (*script, "--safety", "off", "--max-body-bytes", str(32 * 1024**2))
+    server = await start_process(tmp_path_factory.mktemp("big"), *flags)
     await server.ready()
-    return server
+    yield server
+    await server.close()
 
 
 async def post(port: int, raw: bytes, **headers: str) -> Response:
@@ -84,9 +89,9 @@ async def post(port: int, raw: bytes, **headers: str) -> Response:
 
 
 @pytest.mark.timeout(120)
-async def test_no_body_stalls_the_others(spawn: Spawn):
+async def test_no_body_stalls_the_others(big_server: ServerProcess):
     """Whatever 31 MB hold, they are refused by name, and `/healthz` answers meanwhile."""
-    port = await (await big_server(spawn)).port()
+    port = await big_server.port()
     late = {}
     for name, (raw, refusal) in BODIES.items():
         async with lateness(port) as measured:
@@ -98,14 +103,14 @@ async def test_no_body_stalls_the_others(spawn: Spawn):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("letter", ["a", "é", "中", '"', "\\", "\x07"], ids=ascii)
-async def test_a_long_text_stalls_nobody(spawn: Spawn, letter: str):
+async def test_a_long_text_stalls_nobody(big_server: ServerProcess, letter: str):
     """One string of 31 MB in whatever letters is answered, and `/healthz` meanwhile."""
-    port = await (await big_server(spawn)).port()
+    port = await big_server.port()
     encoded = json.dumps(letter).encode()[1:-1]
     content = b'"' + encoded * (SIZE // len(encoded)) + b'"'
     raw = b'{"model": "scripted", "messages": [{"role": "user", "content": ' + content + b"}]}"
     async with lateness(port) as measured:
-        answer = await post(port, raw, **{"idempotency-key": "k"})
+        answer = await post(port, raw, **{"idempotency-key": ascii(letter)})
     assert answer.status in (200, 400), answer.body
     assert measured.longest_s < LATE_S
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.support.sglang_owners import LEAST_SHARE, Node, schema, two_owners
+from tests.support.sglang_owners import LEAST_SHARE, Node, schema
 from tests.support.sse_client import until
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
@@ -119,13 +118,6 @@ ORDINARY: dict[str, dict[str, Any]] = {
         "tool_choice": "required",
     },
 }
-
-
-@pytest.fixture(scope="module")
-async def node(tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any) -> AsyncIterator[Node]:
-    """Real SGLang with the built-in model, for two owners."""
-    async with two_owners(tmp_path_factory.mktemp("grammars")) as node:
-        yield node
 
 
 @pytest.mark.parametrize("name", REFUSED)

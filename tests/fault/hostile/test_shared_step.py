@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from scripts.benchmarks.attacks import Target, attack
-from tests.support.sglang_owners import LEAST_SHARE, Node, schema, two_owners
+from tests.support.sglang_owners import LEAST_SHARE, Node, schema
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
-ATTACK_S = 4.0
+ATTACK_S = 2.5
 ATTACKS = (
     *("stops", "stops_of_prompts", "stops_begun", "broken_characters"),
     *("biases", "biases_of_prompts", "biases_of_requests"),
@@ -42,13 +41,6 @@ DEAD_ENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "penalties": ("a", {"regex": "a", "min_tokens": 12, "repetition_penalty": 2, "frequency_penalty": 2}),
     "an end with a bias": ("a", {"regex": "a", "min_tokens": 12, "logit_bias": {"0": -100, "2": -100}}),
 }
-
-
-@pytest.fixture(scope="module")
-async def node(tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any) -> AsyncIterator[Node]:
-    """Real SGLang with the built-in model, for two owners."""
-    async with two_owners(tmp_path_factory.mktemp("step")) as node:
-        yield node
 
 
 @pytest.mark.parametrize("name", DEAD_ENDS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.support.whole_suite import OTHERS, SGLANG
+from scripts.support.whole_suite import OTHERS, Half, summary
 
 ROOT = Path(__file__).parents[3]
 RUN = """
@@ -71,6 +71,38 @@ def test_sigterm_lets_both_halves_tell_their_end(tmp_path: Path):
     assert said.count("stopped") == 2
 
 
-def test_each_half_names_its_slowest_tests() -> None:
-    """pytest prints how long each half took by itself; it is asked for the ten slowest tests too."""
-    assert all("--durations=10" in half.command for half in (SGLANG, OTHERS))
+REPORT = """
+<testsuites><testsuite name="pytest">
+<testcase classname="tests.a" name="quick" time="0.01"/>
+<testcase classname="tests.a" name="slow" time="12.3"/>
+<testcase classname="tests.n" name="one" time="0"><skipped type="pytest.skip" message="no nginx"/></testcase>
+<testcase classname="tests.n" name="two" time="0"><skipped type="pytest.skip" message="no nginx"/></testcase>
+</testsuite></testsuites>
+"""
+
+
+def test_the_end_names_the_slowest_tests_and_what_was_skipped(tmp_path: Path) -> None:
+    """The slowest first; a reason for skips is one line, however many tests have it."""
+    (tmp_path / "report.xml").write_text(REPORT)
+    lines = list(summary(OTHERS, tmp_path / "report.xml"))
+    assert lines[:2] == [
+        "slowest of the 4 tests without SGLang:",
+        "    12.3 s  tests.a::slow",
+    ]
+    assert lines[-1] == "SKIPPED 2 of the tests without SGLang: no nginx"
+
+
+def test_no_more_than_ten_tests_are_slowest(tmp_path: Path) -> None:
+    """However many there are."""
+    cases = "".join(f'<testcase classname="t" name="{n}" time="{n}"/>' for n in range(30))
+    (tmp_path / "report.xml").write_text(f"<testsuites>{cases}</testsuites>")
+    assert [line.split("::")[1] for line in summary(OTHERS, tmp_path / "report.xml") if "::" in line] == [
+        str(n) for n in range(29, 19, -1)
+    ]
+
+
+def test_a_half_without_a_report_says_so(tmp_path: Path) -> None:
+    """It was killed before it could write one."""
+    assert list(summary(Half("x", ()), tmp_path / "none.xml")) == [
+        "the tests x left no report: they were ended before it"
+    ]

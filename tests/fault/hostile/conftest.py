@@ -1,0 +1,17 @@
+"""Real SGLang for two owners, started once for all attacks on the step that they share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.support.sglang_owners import Node, two_owners
+
+
+@pytest.fixture(scope="session")
+async def node(tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any) -> AsyncIterator[Node]:
+    """The server, after its first answer."""
+    async with two_owners(tmp_path_factory.mktemp("owners")) as node:
+        yield node
