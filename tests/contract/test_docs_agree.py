@@ -63,3 +63,15 @@ def test_every_script_that_a_page_names_exists(page: str) -> None:
         re.findall(r"(?<![\w./-])scripts/[\w-]+(?:/[\w/-]+(?:\.\w+)?)?", (ROOT / page).read_text("utf-8"))
     )
     assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_example_takes_the_key_of_the_terminal(page: str) -> None:
+    """None has a key of its own, which a server with keys would refuse."""
+    examples = re.findall(
+        r"^```(?:python|js)\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    for example in examples:
+        assert re.findall(r"\bapi_?[kK]ey\W+[\"'].*", example) == []
+        if re.search(r"\bapi_?[kK]ey\b|\bhttpx\.stream\b", example):
+            assert re.search(r"environ\.get\([\"']KEY[\"']|process\.env\.KEY", example)
