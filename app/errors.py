@@ -208,15 +208,8 @@ class ContentFiltered(BadRequest):
 
     default_code = "content_filter"
 
-    def __init__(
-        self,
-        message: str,
-        moderation: Mapping[str, object] | None = None,
-        *,
-        code: str | None = None,
-        param: str | None = "messages",
-    ) -> None:
-        super().__init__(message, code=code, param=param)
+    def __init__(self, message: str, moderation: Mapping[str, object] | None = None) -> None:
+        super().__init__(message, param="messages")
         self._moderation = moderation
 
     def as_body(self) -> dict[str, object]:
