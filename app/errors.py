@@ -191,6 +191,15 @@ class UnsupportedParameter(BadRequest):
     default_code = "unsupported_parameter"
 
 
+class UnknownParameter(UnsupportedParameter):
+    """There is no parameter of that name; `shown` is the name in quotes, where that is not all of it."""
+
+    default_code = "unknown_parameter"
+
+    def __init__(self, param: str, shown: str = "", advice: str = "remove it") -> None:
+        super().__init__(f"Unknown parameter {shown or repr(param)}; {advice}.", param=param)
+
+
 class ReplayPositionUnknown(BadRequest):
     """`Last-Event-ID` is not a number, or beyond what was ever sent."""
 

@@ -32,6 +32,7 @@ from app.safety.thresholds import (
     WATCH_AFTER_STRIKES,
 )
 from app.safety.verdict import ACTIONS, Action, Reading, Scores, Stage, Verdict, highest, stricter
+from app.settings import Settings
 
 MAX_CONTACT_CHARS = 200
 
@@ -364,6 +365,13 @@ class Policies:
         self._observe = observe
         self.current = self._read()
         self.loaded_at_us = time.time_ns() // 1000
+
+    @classmethod
+    def of(cls, settings: Settings, models: Path) -> Policies:
+        """Those of the settings, by the calibration in a folder of classifiers. Raises as `Policies` does."""
+        path = Path(settings.safety_policy) if settings.safety_policy else None
+        observe = settings.safety == "observe"
+        return cls(path, models, settings.safety_country, settings.safety_contact, observe=observe)
 
     def reload(self) -> Policy:
         """Read the policy file again; the calibration stays that of the classifiers in memory.
