@@ -187,13 +187,9 @@ class Policy:
         ]
         return self._judge(scores, "ngrams", limits).watched
 
-    def judge_output(self, scores: Scores, *, watched: bool, stage: Stage = "stream") -> Verdict:
+    def judge_output(self, scores: Scores, *, watched: bool) -> Verdict:
         """The verdict on an answer with these scores: `block` halts it; `watched` is its prompt's."""
-        limits = self._answers[watched]
-        if stage == "guard":
-            at = GUARD_WATCH if watched or self.strict else GUARD_BLOCK
-            limits = [limit._replace(threshold=at) for limit in limits]
-        return self._judge(scores, stage, limits)
+        return self._judge(scores, "stream", self._answers[watched])
 
     def halted(self) -> Verdict:
         """The verdict on an answer that has a span of the hard list."""
@@ -260,16 +256,12 @@ class Policy:
         verdict = self._by_limits(scores, stage, limits)
         if not self.observing or verdict.action is None:
             return verdict
-        acting = self._by_limits(scores, stage, self._acting(limits))
+        acting = self._by_limits(scores, stage, [limit for limit in limits if limit.category in LOCKED])
         shown = verdict if acting.action is None else acting
         observed_category = verdict.category if acting.action is not None else None
         return replace(
             shown, action=acting.action, observed=verdict.action, observed_category=observed_category
         )
-
-    def _acting(self, limits: Sequence[Limit]) -> Sequence[Limit]:
-        """The limits that do something, and are not only observed."""
-        return [limit for limit in limits if limit.category in LOCKED] if self.observing else limits
 
     def _by_limits(self, scores: Scores, stage: Stage, limits: Sequence[Limit]) -> Verdict:
         """By the category that does most; of several, the one that is furthest over its threshold."""
