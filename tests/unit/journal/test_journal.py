@@ -594,11 +594,11 @@ async def test_sweep_comes_every_few_seconds(world: Generations, monkeypatch: py
             now_s[0] += 0.5
             return now_s[0]
 
-    def forget(_connection: sqlite3.Connection, _until_us: int) -> int:
+    def has_unstored(_connection: sqlite3.Connection, _until_us: int) -> bool:
         sweeps.append(now_s[0])
-        return 0
+        return False
 
-    monkeypatch.setattr(events, "forget_unstored", forget)
+    monkeypatch.setattr(events, "has_unstored", has_unstored)
     monkeypatch.setattr(retention_module, "time", Stepping())
     world.journal._checkpoint_s = 0.0001
     world.journal.start()
