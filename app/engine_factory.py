@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -202,14 +203,14 @@ def child_engine(options: SGLangOptions, on_exit: OnDeath, settings: Settings) -
     from app.engine.child_server import ChildServer
     from app.engine.http.engine import RemoteEngine
     from app.engine.http.pool import RemoteOptions
-    from app.engine.sglang.child import child_command, fresh_key
+    from app.engine.sglang.child import child_command
     from app.engine.sglang.remote import RemoteModelOptions, load_remote_model
 
     def exited(reason: str) -> None:
         engine.child_ended()
         on_exit(reason)
 
-    key = fresh_key()
+    key = secrets.token_hex(16)  # other users of the machine have no way in
     model = RemoteModelOptions(
         default_max_tokens=options.default_max_tokens,
         grammars=GrammarBudget(options.grammar_check_s, options.grammar_mask_ms),

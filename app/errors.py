@@ -191,6 +191,15 @@ class UnsupportedParameter(BadRequest):
     default_code = "unsupported_parameter"
 
 
+class UnknownParameter(UnsupportedParameter):
+    """There is no parameter of that name; `shown` is the name in quotes, where that is not all of it."""
+
+    default_code = "unknown_parameter"
+
+    def __init__(self, param: str, shown: str = "", advice: str = "remove it") -> None:
+        super().__init__(f"Unknown parameter {shown or repr(param)}; {advice}.", param=param)
+
+
 class ReplayPositionUnknown(BadRequest):
     """`Last-Event-ID` is not a number, or beyond what was ever sent."""
 
@@ -208,15 +217,8 @@ class ContentFiltered(BadRequest):
 
     default_code = "content_filter"
 
-    def __init__(
-        self,
-        message: str,
-        moderation: Mapping[str, object] | None = None,
-        *,
-        code: str | None = None,
-        param: str | None = "messages",
-    ) -> None:
-        super().__init__(message, code=code, param=param)
+    def __init__(self, message: str, moderation: Mapping[str, object] | None = None) -> None:
+        super().__init__(message, param="messages")
         self._moderation = moderation
 
     def as_body(self) -> dict[str, object]:

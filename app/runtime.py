@@ -51,7 +51,6 @@ from app.safety.classifiers.bundled_models import Models, load
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policy
-from app.safety.prompt.moderator import Moderator
 from app.safety.session.screened import session_of
 from app.safety.session.service import SafetyService
 from app.safety.session.session import SessionOf
@@ -124,9 +123,8 @@ class Runtime:
         self._background: list[asyncio.Task[None]] = []
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
         self.safety = self.build_safety(load_models or load)
-        """None with `safety` off; so are the two below."""
+        """None with `safety` off; so is the next."""
         self.policies = None if self.safety is None else self.safety.policies
-        self.moderator = None if self.safety is None else Moderator(self.safety.prompts, self.safety.policies)
         self.guard_engine = build_guard_engine(settings, self._guard_died)
         self.guard: GuardTier | None = None
         """None without `safety_guard_model`, and until its engine has started."""

@@ -104,7 +104,7 @@ def _generation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> 
 def _text_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> list[Route]:
     """Routes of texts that get no answer, under the paths of SGLang and vLLM, the older ones too."""
     info, tokens = InfoRoutes(runtime), TokenRoutes(runtime, bodies)
-    moderations = ModerationRoutes(runtime.moderator, runtime.limiter, bodies)
+    moderations = ModerationRoutes(runtime.safety, runtime.limiter, bodies)
     return [
         *(route(path, access.paced(info.model_info), "GET") for path in MODEL_INFO_PATHS),
         *(route(path, access.paced(info.server_info), "GET") for path in SERVER_INFO_PATHS),

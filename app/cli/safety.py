@@ -129,11 +129,4 @@ def _policy(in_force: settings.Settings, models: Path | None) -> Policy:
     from app.safety.policies.calibration import MODELS
     from app.safety.policies.policy import Policies
 
-    path = Path(in_force.safety_policy) if in_force.safety_policy else None
-    return Policies(
-        path,
-        models or MODELS,
-        in_force.safety_country,
-        in_force.safety_contact,
-        observe=in_force.safety == "observe",
-    ).current
+    return Policies.of(in_force, models or MODELS).current

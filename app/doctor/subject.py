@@ -25,7 +25,7 @@ COMMAND_S = 4.0
 KILL_S = 0.2
 """Seconds to wait for a process that was killed: one that waits for a device cannot be."""
 GIB = 1024**3
-GPU_FIELDS = "index,name,driver_version,memory.total,memory.used,pci.bus_id"
+GPU_FIELDS = "index,name,driver_version,memory.total,memory.used"
 
 T = TypeVar("T")
 
@@ -52,7 +52,6 @@ class Gpu(NamedTuple):
     driver: str
     memory_bytes: int
     used_bytes: int
-    bus_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +138,7 @@ def gpus_of(environ: Mapping[str, str]) -> Gpus:
     if status or not all(len(row) == len(GPU_FIELDS.split(",")) for row in rows):
         return Gpus(trouble=f"nvidia-smi fails: {printed.splitlines()[0] if printed else f'status {status}'}")
     gpus = tuple(
-        Gpu(int(index), name, driver, _mib(total), _mib(used), bus.lower()[-12:])
-        for index, name, driver, total, used, bus in rows
+        Gpu(int(index), name, driver, _mib(total), _mib(used)) for index, name, driver, total, used in rows
     )
     return Gpus(_visible(gpus, environ.get("CUDA_VISIBLE_DEVICES")))
 

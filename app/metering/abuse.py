@@ -35,6 +35,8 @@ _DAY_US = 86_400 * _US_PER_S
 MAX_KEYS = 10_000
 MAX_NETWORKS = 256
 """Networks that are counted for a key; more of them count as this many."""
+FRESH_S = 30.0
+"""Seconds for which the flags that were read last are shown again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +102,22 @@ class Addresses:
 
 
 class AbuseWatch:
-    """The flags as they are now, read at most once in `fresh_s`."""
+    """The flags as they are now, read at most once in `FRESH_S`."""
 
     def __init__(
         self,
         database: Database,
-        rules: AbuseRules | None = None,
         *,
         clock_s: Callable[[], float] = time.monotonic,
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
-        fresh_s: float = 30.0,
     ) -> None:
-        self.rules = rules or AbuseRules()
+        self._rules = AbuseRules()
         self.addresses = Addresses(clock_s)
         self.flags: list[Flag] = []
         """The flags as of the last `read`."""
         self._database = database
         self._clock_s = clock_s
         self._wall_us = wall_us
-        self._fresh_s = fresh_s
         self._read_s: float | None = None
         self._refreshing: asyncio.Task[None] | None = None
 
@@ -131,8 +130,8 @@ class AbuseWatch:
     async def read(self) -> list[Flag]:
         """The flags. Raises StorageUnavailable."""
         now_s = self._clock_s()
-        if self._read_s is None or now_s - self._read_s >= self._fresh_s:
-            at_us, rules = self._wall_us(), self.rules
+        if self._read_s is None or now_s - self._read_s >= FRESH_S:
+            at_us, rules = self._wall_us(), self._rules
             stored = await self._database.read(
                 lambda c: [*spikes(c, rules, at_us), *blocked(c, rules, at_us)]
             )
@@ -151,7 +150,7 @@ class AbuseWatch:
             await self.read()
 
     def _roaming(self, at_us: int) -> Iterator[Flag]:
-        rules = self.rules
+        rules = self._rules
         since_us = at_us - int(rules.networks_within_s * _US_PER_S)
         for key_id, owner, networks in self.addresses.within(rules.networks_within_s, rules.networks):
             yield Flag("addresses", owner, key_id, since_us, {"networks": networks})

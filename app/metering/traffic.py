@@ -96,10 +96,6 @@ class Traffic:
         traffic.tpot.observe(timings.tpot_s)
         traffic.total.observe(timings.total_s)
 
-    def settled(self, model: str, usage: Usage, cost_micro_usd: int) -> None:
-        """Count a request whose settlement is committed."""
-        self.of(model).settled(usage, cost_micro_usd)
-
 
 class ResponseCounts:
     """Responses by route and status, refused ones too. The labels are templates of routes, not paths."""

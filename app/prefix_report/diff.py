@@ -47,13 +47,12 @@ class TextDifference(NamedTuple):
     """The first place where a new text or list is not the old one.
 
     `position` and `length` are of what stands there, a whole clock or id where it is one: characters of
-    the new text, or the number of a tool. `differs_at` is the first character that is not the same.
+    the new text, or the number of a tool.
     """
 
     kind: Kind
     position: int
     length: int
-    differs_at: int
     shown: str = ""
     """The beginning of what stands there: the caller's own text, for nobody else's eyes."""
 
@@ -65,9 +64,9 @@ def text_difference(old: str, new: str) -> TextDifference:
         span = _span(kind, new, at)
         if span is not None and _span(kind, old, at) is not None:
             start, end = span
-            return TextDifference(kind, start, end - start, at, new[start:end][:_SHOWN_CHARACTERS])
+            return TextDifference(kind, start, end - start, new[start:end][:_SHOWN_CHARACTERS])
     end = len(new) - _common_suffix(old, new, at)
-    return TextDifference("text", at, end - at, at, new[at:end][:_SHOWN_CHARACTERS])
+    return TextDifference("text", at, end - at, new[at:end][:_SHOWN_CHARACTERS])
 
 
 def tools_difference(old: bytes, new: bytes) -> TextDifference:
@@ -75,14 +74,14 @@ def tools_difference(old: bytes, new: bytes) -> TextDifference:
     old_tools, new_tools = _tools(old), _tools(new)
     at = common_prefix(old_tools, new_tools)
     if at == len(old_tools) == len(new_tools):  # no lists, or the same but for how numbers are written
-        return TextDifference("changed", at, 0, at)
+        return TextDifference("changed", at, 0)
     if sorted(old_tools) == sorted(new_tools):
         kind: Kind = "order"
     elif len(old_tools) == len(new_tools):
         kind = "changed"
     else:
         kind = "added" if len(old_tools) < len(new_tools) else "removed"
-    return TextDifference(kind, at, min(1, len(new_tools) - at), at)
+    return TextDifference(kind, at, min(1, len(new_tools) - at))
 
 
 def similar(old: str, new: str) -> bool:

@@ -142,7 +142,7 @@ class PrefixReport:
         expected = edition.expected - seen.unbilled
         at = edition.compare(seen.request, seen.prompt)
         if at is not None:
-            difference = TextDifference("changed", at, 0, at)
+            difference = TextDifference("changed", at, 0)
             what = edition.changed_option(seen.request, seen.prompt)
             self._judge(seen, edition, expected, "template", difference, what)
             edition.render(seen.request, seen.prompt, seen.now_s)
@@ -173,7 +173,7 @@ class PrefixReport:
                 cause, difference, what = "restarted", None, ""
             elif edition.salt != seen.salt:
                 cause, difference, what = "salt", None, ""
-            difference = difference or TextDifference("changed", seen.cached, 0, seen.cached)
+            difference = difference or TextDifference("changed", seen.cached, 0)
             self.breaks[cause] += 1
             series.breaks[cause] += 1
             series.last.append(

@@ -198,9 +198,7 @@ def _step(steps: Sequence[tuple[int, int]], value: int) -> int:
 
 
 def _is_code(text: str) -> bool:
-    if "```" in text:
-        return True
-    return sum(sign in text for sign in CODE_SIGNS) >= _SIGNS
+    return "```" in text or sum(sign in text for sign in CODE_SIGNS) >= _SIGNS
 
 
 def _read(messages: Sequence[Mapping[str, Any]]) -> str:

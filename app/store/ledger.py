@@ -281,10 +281,10 @@ _OPEN = (
 )
 
 
-def open_requests(c: sqlite3.Connection, *, suspended: bool = False) -> list[OpenRequest]:
-    """Every reservation not yet settled, oldest first: those that are suspended, or the others."""
-    query = _OPEN + " AND EXISTS (SELECT 1 FROM suspended WHERE request_seq = seq) = ? ORDER BY seq"  # noqa: S608  # a constant
-    return [_open_request(row) for row in c.execute(query, (suspended,))]
+def open_requests(c: sqlite3.Connection) -> list[OpenRequest]:
+    """Every reservation that is neither settled nor suspended, oldest first."""
+    query = _OPEN + " AND NOT EXISTS (SELECT 1 FROM suspended WHERE request_seq = seq) ORDER BY seq"  # noqa: S608  # a constant
+    return [_open_request(row) for row in c.execute(query)]
 
 
 def open_request(c: sqlite3.Connection, request_seq: int) -> OpenRequest | None:

@@ -93,7 +93,10 @@ def records(c: sqlite3.Connection, first_day: int, last_day: int) -> Iterator[Sa
     )
     for row in rows:
         values = dict(zip(_COLUMNS, row, strict=True))
-        readings = [(stage, texts, bool(watch), scores) for stage, texts, watch, scores in _loaded(values)]
+        readings = [
+            (stage, texts, bool(watch), scores)
+            for stage, texts, watch, scores in json.loads(values["readings"])
+        ]
         flags = {name: bool(values[name]) for name in ("again", "watched")}
         yield SafetyRecord(**values | flags | {"readings": readings})
 
@@ -144,9 +147,3 @@ def _row(record: SafetyRecord) -> tuple[Any, ...]:
 
 def _kept(scores: Mapping[str, float]) -> dict[str, float]:
     return {category: round(p, _DIGITS) for category, p in scores.items() if p >= _LEAST_SCORE}
-
-
-def _loaded(values: Mapping[str, Any]) -> list[Any]:
-    readings = json.loads(values["readings"])
-    assert isinstance(readings, list)
-    return readings

@@ -23,7 +23,7 @@ def reporting(start: Start, file: Path) -> Start:
 
     async def started(engine: SGLangEngine) -> None:
         await start(engine)
-        manager = engine._launched.manager  # noqa: SLF001
+        manager = engine._running().launched.manager  # noqa: SLF001
         (report, *_) = await manager.get_internal_state()
         await asyncio.to_thread(file.write_text, json.dumps(report, default=str))
 

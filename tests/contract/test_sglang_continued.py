@@ -127,7 +127,7 @@ async def test_every_cut_through_a_character_gives_whole_characters(engine: Any)
     request = chat("Say it", temperature=0, **BODIES["multi-byte characters"])
     whole = await ask(engine, request)
     ids = whole.token_ids()
-    tokenizer = engine._launched.manager.tokenizer
+    tokenizer = engine._running().launched.manager.tokenizer
     broken = [cut for cut in range(1, len(ids)) if tokenizer.decode(ids[:cut]).endswith("\ufffd")]
     assert broken
     for cut in broken[:8]:
@@ -139,7 +139,7 @@ async def test_every_cut_through_a_character_gives_whole_characters(engine: Any)
 async def test_a_stop_string_across_the_cut_ends_the_answer_before_it(engine: Any) -> None:
     """Half of a stop string is in the ids that were there, half in those to come."""
     free = await ask(engine, chat(temperature=0, max_tokens=40, ignore_eos=True))
-    tokenizer = engine._launched.manager.tokenizer
+    tokenizer = engine._running().launched.manager.tokenizer
     middle = len(free.token_ids()) // 2
     before, after = tokenizer.decode(free.token_ids()[:middle]), free.text()
     stop = after[len(before) - 2 : len(before) + 2]

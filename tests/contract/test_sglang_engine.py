@@ -53,7 +53,7 @@ async def sglangs_own(engine: Any, request: Any) -> dict[str, Any]:
         input_ids=list(prompt.token_ids), sampling_params=params, stream=True, rid=request.request_id
     )
     text, token_ids, last = "", [], {}
-    async for last in engine._launched.manager.generate_request(internal, None):
+    async for last in engine._running().launched.manager.generate_request(internal, None):
         text += last["text"]
         token_ids += last["output_ids"]
     return last | {"text": text, "output_ids": token_ids}
@@ -98,7 +98,7 @@ async def test_both_paths_at_once_keep_their_outputs_apart(sglang_engine: Any) -
 async def test_the_stream_is_the_whole_text(sglang_engine: Any) -> None:
     """The deltas' text, joined, is what the tokenizer makes of all ids."""
     answer = await ask(sglang_engine, chat(max_tokens=64, ignore_eos=True, skip_special_tokens=False))
-    tokenizer = sglang_engine._launched.manager.tokenizer
+    tokenizer = sglang_engine._running().launched.manager.tokenizer
     whole = tokenizer.decode(answer.token_ids())
     assert whole.startswith(answer.text().removesuffix("\ufffd"))
     assert len(answer.text()) > 0
@@ -172,9 +172,9 @@ async def test_the_next_turn_finds_all_of_the_last_in_the_cache(
     second = await ask(sglang_engine, next_turn(first, max_tokens=2, ignore_eos=True))
     assert (second.prompt.past_runs, second.prompt.rerendered) == (1, None)
     assert list(second.prompt.token_ids[: len(first.run())]) == first.run()
-    page = sglang_engine._launched.page_size
+    page = sglang_engine._running().launched.page_size
     assert second.counts().cached_tokens >= len(first.run()) - page - 2
-    tokenizer = sglang_engine._launched.manager.tokenizer
+    tokenizer = sglang_engine._running().launched.manager.tokenizer
     anew = await sglang_engine.render(dataclasses.replace(next_turn(first), past=()))
     assert tokenizer.decode(second.prompt.token_ids) == tokenizer.decode(anew.token_ids)
     assert tokenizer.decode(anew.token_ids).count(tokenizer.eos_token) == 3
@@ -183,7 +183,7 @@ async def test_the_next_turn_finds_all_of_the_last_in_the_cache(
 async def test_an_answer_in_unusual_tokens_is_cached_as_it_was_said(sglang_engine: Any) -> None:
     """What the tokenizer would cut otherwise goes back letter by letter, as it came."""
     first = await sglang_engine.render(chat())
-    tokenizer = sglang_engine._launched.manager.tokenizer
+    tokenizer = sglang_engine._running().launched.manager.tokenizer
     said = "A ring\u2019s end: na\u00efve \u4e16\u754c \U0001f600"
     letters = [token_id for letter in said for token_id in tokenizer.encode(letter)]
     assert letters != tokenizer.encode(said)
@@ -206,7 +206,7 @@ async def test_the_limits_hold_for_the_ids_that_were_said(sglang_engine: Any) ->
     said = "stream " * 1500
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": said}]
     question = [*messages, {"role": "user", "content": "Hi"}]
-    tokenizer = sglang_engine._launched.manager.tokenizer
+    tokenizer = sglang_engine._running().launched.manager.tokenizer
     run = (await sglang_engine.render(chat("Hi"))).token_ids
     run = [*run, *(token_id for letter in said for token_id in tokenizer.encode(letter))]
     assert (await sglang_engine.render(chat(messages=question))).past_runs == 0
@@ -317,7 +317,7 @@ async def test_a_rendering_error_leaves_nothing_behind(sglang_engine: Any) -> No
         await sglang_engine.render(chat(temperature=-1))
     with pytest.raises(ServingError):
         await sglang_engine.render(chat("stream " * 20_000))
-    assert sglang_engine._launched.manager.rid_to_state == {}
+    assert sglang_engine._running().launched.manager.rid_to_state == {}
     assert sglang_engine._streams == {}
 
 

@@ -56,7 +56,7 @@ def parse(
 
     from app.engine.sglang.parse import choice_sink
 
-    chat = copy.copy(engine._launched.chat)
+    chat = copy.copy(engine._running().launched.chat)
     vars(chat).update(parsers)
     request = ChatCompletionRequest(messages=[{"role": "user", "content": "x"}], model="m", **body)
     out = Collected()
@@ -149,7 +149,7 @@ def test_several_tokens_in_one_step_have_their_own_alternatives(sglang_engine: A
 
     from app.engine.sglang.parse import choice_sink
 
-    chat = sglang_engine._launched.chat
+    chat = sglang_engine._running().launched.chat
     ids = chat.tokenizer_manager.tokenizer.encode("ring stream")[:2]
     assert len(ids) == 2
     batch = SimpleNamespace(

@@ -97,7 +97,7 @@ async def test_concurrent_conversions_are_those_of_one_at_a_time(sglang_engine: 
 @pytest.fixture
 def talkative(sglang_engine: Any) -> Iterator[Any]:
     """The engine, with a template that prints more than messages."""
-    tokenizer = sglang_engine._launched.manager.tokenizer
+    tokenizer = sglang_engine._running().launched.manager.tokenizer
     kept, tokenizer.chat_template = tokenizer.chat_template, TALKATIVE
     yield sglang_engine
     tokenizer.chat_template = kept
@@ -108,7 +108,7 @@ async def policy_prompt(engine: Any, body: dict[str, Any]) -> str:
     messages = [{"role": "user", "content": "Hi", "name": "Ignore"}]
     asked = parse_chat_request({"model": "m", "messages": messages, "max_tokens": 1, **body}, "r" * 30, "ada")
     prompt = await PolicyPrompt().render(engine, asked, POLICY)
-    text: str = engine._launched.manager.tokenizer.decode(prompt.token_ids)
+    text: str = engine._running().launched.manager.tokenizer.decode(prompt.token_ids)
     return text
 
 

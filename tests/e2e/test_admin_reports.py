@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from app.core import ChatRequest, Counts, Key, KeyTerms, Prompt, Scope, Usage
 from app.engine.scripted.engine import Script
 from app.store import key_table, keys, ledger, safety_events
@@ -132,10 +134,10 @@ async def test_abuse_is_listed_and_counted(serve: Serve):
         assert f'tokenring_abuse_flags{{kind="{kind}"}} 1.0' in metrics
 
 
-async def test_a_key_of_many_networks_is_flagged_and_served_on(serve: Serve):
+async def test_a_key_of_many_networks_is_flagged_and_served_on(serve: Serve, monkeypatch: pytest.MonkeyPatch):
     """Chat requests tell from where each key is used: ten networks are a flag, which only admins see."""
     served = await serve(Script(tokens=2))
-    served.runtime.abuse._fresh_s = 0.0
+    monkeypatch.setattr("app.metering.abuse.FRESH_S", 0.0)
     ann, bob, admin = (
         await made(served, "ann"),
         await made(served, "bob"),

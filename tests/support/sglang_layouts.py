@@ -175,7 +175,7 @@ async def replicas(_: str) -> dict[str, Any]:
     ]
     await until_running(engine, 4, 20)
     used = list(engine.load().replica_used_tokens)
-    lost = engine._launched.scheduler_pids[1]
+    lost = engine._running().launched.scheduler_pids[1]
     name = psutil.Process(lost).name()
     os.kill(lost, signal.SIGKILL)
     answers = await asyncio.gather(*going)
@@ -198,7 +198,7 @@ async def ended_in_order(engine: Any) -> list[int]:
     """Close the engine as beside a GPU; the schedulers that had not ended by themselves."""
     from app.engine.sglang import launch
 
-    pids, kill, left = engine._launched.scheduler_pids, launch._kill, []
+    pids, kill, left = engine._running().launched.scheduler_pids, launch._kill, []
 
     def killing(processes: list[Any]) -> None:
         left.extend(

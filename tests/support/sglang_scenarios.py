@@ -324,7 +324,7 @@ async def _closed_as_on_a_gpu(engine: SGLangEngine) -> list[int | None]:
     from app.engine.sglang import launch
 
     kill = launch._kill
-    schedulers = [p for name, p in engine._launched.processes if name.startswith("scheduler")]
+    schedulers = [p for name, p in engine._running().launched.processes if name.startswith("scheduler")]
     exit_codes: list[int | None] = []
 
     def note_and_kill(processes: list[Any]) -> None:
@@ -403,8 +403,8 @@ async def guards(path: str) -> dict[str, Any]:
     question = {"role": "user", "content": "May I <|eot_id|> ask?"}
     seen = {}
     for form in FORMATS:
-        chat, template = engine._launched.chat, tiny_guard.template(Path(path), form)
-        chat.template_manager.load_chat_template(engine._launched.manager, str(template), model)
+        chat, template = engine._running().launched.chat, tiny_guard.template(Path(path), form)
+        chat.template_manager.load_chat_template(engine._running().launched.manager, str(template), model)
         guard = Guard(engine, form, timeout_s=60)
         with _rendered(engine) as prompts:
             scores = [
@@ -425,7 +425,7 @@ def _rendered(engine: SGLangEngine) -> Iterator[list[str]]:
 
     async def listened(request: ChatRequest) -> Prompt:
         prompt = await render(request)
-        prompts.append(engine._launched.manager.tokenizer.decode(prompt.token_ids))
+        prompts.append(engine._running().launched.manager.tokenizer.decode(prompt.token_ids))
         return prompt
 
     engine.render = listened  # type: ignore[method-assign]

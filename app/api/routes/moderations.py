@@ -19,8 +19,8 @@ from app.intake.client import Client
 from app.metering.estimate import texts_estimate
 from app.metering.limits import Lease, Limiter
 from app.safety import moderation
-from app.safety.prompt.moderator import Moderator
 from app.safety.prompt.prompt_screen import QUICK_CHARS
+from app.safety.session.service import SafetyService
 
 MAX_BYTES = ROOM_BYTES + 6 * MAX_CHARS
 """Bytes of a body: in JSON's ASCII a letter takes up to six."""
@@ -36,9 +36,9 @@ MAX_WAITING_TOTAL = 1_024
 class ModerationRoutes:
     """The handler of both routes."""
 
-    def __init__(self, moderator: Moderator | None, limiter: Limiter, bodies: BodyReader) -> None:
-        """`moderator` is None with `safety` off."""
-        self._moderator = moderator
+    def __init__(self, safety: SafetyService | None, limiter: Limiter, bodies: BodyReader) -> None:
+        """`safety` is None with `safety` off."""
+        self._safety = safety
         self._limiter = limiter
         self._bodies = bodies
         self._requests = FairGate(0, "moderations", max_per_owner=MAX_WAITING, max_total=MAX_WAITING_TOTAL)
@@ -63,11 +63,12 @@ class ModerationRoutes:
     ) -> list[moderation.Result]:
         body = await self._bodies.read(request, caller.owner, MAX_BYTES)
         texts = await body.parse_as(parse_moderation)
-        if self._moderator is None:
+        if self._safety is None:
             raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
         lease.reserve_tokens(texts_estimate(texts, self._limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
-        judge = partial(self._moderator.result, level=level, owner=caller.owner)
+        policy = self._safety.policies.current.at_level(level).enforced
+        judge = partial(self._safety.prompts.moderate, policy=policy, owner=caller.owner)
         with self._requests.enter(caller.owner):
             client = Client(request.receive)
             return await client.while_here(self._results(judge, texts, caller.owner), "moderation")

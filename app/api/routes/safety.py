@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.openai.listing import check_names, json_response, limit_of, page_of
-from app.api.schema.key_terms import time_us
+from app.api.schema.key_terms import choice, time_us
 from app.errors import BadRequest, Conflict
 from app.intake.caller import Caller
 from app.safety.categories import CODE_OF, code_of, name_of
@@ -100,15 +100,6 @@ def _any(_param: str, value: str) -> str:
     return value
 
 
-def _choice(choices: Sequence[str]) -> Callable[[str, str], str]:
-    def read(param: str, value: str) -> str:
-        if value not in choices:
-            raise BadRequest(f"{param} must be one of {', '.join(choices)}, got {value!r}.", param=param)
-        return value
-
-    return read
-
-
 def _category(param: str, value: str) -> str:
     try:
         return code_of(value)
@@ -119,9 +110,9 @@ def _category(param: str, value: str) -> str:
 
 
 _FILTERS: Mapping[str, tuple[str, Callable[[str, str], str]]] = {
-    "subject": ("subject", _choice(("prompt", "answer"))),
-    "stage": ("stage", _choice(STAGES)),
-    "action": ("action", _choice(ACTIONS)),
+    "subject": ("subject", choice(("prompt", "answer"))),
+    "stage": ("stage", choice(STAGES)),
+    "action": ("action", choice(ACTIONS)),
     "category": ("category", _category),
     "owner": ("owner", _any),
     "key": ("key_id", _any),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.api.schema.parameters import check_kind
-from app.errors import BadRequest
+from app.errors import BadRequest, UnknownParameter
 
 MAX_TITLE = 200
 MAX_QUERY = 1000
@@ -22,11 +22,7 @@ def new_title(body: dict[str, Any]) -> str:
     """The title in a body. Raises BadRequest."""
     for name in body:
         if name != "title":
-            raise BadRequest(
-                f"Unknown parameter {name!r}; only title can be changed.",
-                code="unknown_parameter",
-                param=name,
-            )
+            raise UnknownParameter(name, advice="only title can be changed")
     if "title" not in body:
         raise BadRequest("title is required.", code="missing_parameter", param="title")
     title = body["title"]

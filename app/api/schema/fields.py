@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from app.api.schema.parameters import check_kind, quoted
-from app.errors import BadRequest, UnsupportedParameter
+from app.errors import BadRequest, UnknownParameter
 
 _PLACE_CHARS = 100
 
@@ -21,10 +21,7 @@ def fields_of(source: Any, where: str, names: Collection[str]) -> dict[str, Any]
     sent = {name: value for name, value in source.items() if value is not None}
     for name in sent:
         if name not in names:
-            place = f"{where}.{name[:_PLACE_CHARS]}"
-            raise UnsupportedParameter(
-                f"Unknown parameter {place!r}; remove it.", code="unknown_parameter", param=place
-            )
+            raise UnknownParameter(f"{where}.{name[:_PLACE_CHARS]}")
     return sent
 
 

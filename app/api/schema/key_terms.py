@@ -20,7 +20,7 @@ from app.core import (
     Key,
     KeyTerms,
 )
-from app.errors import BadRequest
+from app.errors import BadRequest, UnknownParameter
 from app.store.keys import NewKey
 
 DEFAULT_OVERLAP_S = 86_400
@@ -37,11 +37,7 @@ def read_terms(body: Mapping[str, Any], at_us: int) -> dict[str, Any]:
     terms = {}
     for name, value in body.items():
         if name not in _READERS:
-            raise BadRequest(
-                f"Unknown parameter {name!r}; a key has {', '.join(_READERS)}.",
-                code="unknown_parameter",
-                param=name,
-            )
+            raise UnknownParameter(name, advice=f"a key has {', '.join(_READERS)}")
         field, read = _READERS[name]
         terms[field] = None if value is None and name in NULLABLE else read(name, value)
     expires_at_us = terms.get("expires_at_us")
@@ -64,11 +60,7 @@ def read_overlap_us(body: Mapping[str, Any]) -> int:
     """Microseconds that the secrets of before a rotation stay valid, from `overlap_s`. Raises BadRequest."""
     for name in body:
         if name != "overlap_s":
-            raise BadRequest(
-                f"Unknown parameter {name!r}; a rotation takes overlap_s.",
-                code="unknown_parameter",
-                param=name,
-            )
+            raise UnknownParameter(name, advice="a rotation takes overlap_s")
     overlap_s = body.get("overlap_s", DEFAULT_OVERLAP_S)
     check_kind("overlap_s", overlap_s, int, float)
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
@@ -132,7 +124,9 @@ def _text(param: str, value: Any) -> str:
     return str(value)
 
 
-def _choice(choices: Sequence[str]) -> Callable[[str, Any], str]:
+def choice(choices: Sequence[str]) -> Callable[[str, Any], str]:
+    """A reader of a parameter that is one of `choices`. It raises BadRequest naming the parameter."""
+
     def read(param: str, value: Any) -> str:
         if value not in choices:
             raise BadRequest(f"{param} must be one of {', '.join(choices)}, got {value!r}.", param=param)
@@ -205,8 +199,8 @@ def time_us(param: str, value: Any) -> int:
 
 _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "name": ("name", _text),
-    "scope": ("scope", _choice(SCOPES)),
-    "tier": ("tier", _choice(TIERS)),
+    "scope": ("scope", choice(SCOPES)),
+    "tier": ("tier", choice(TIERS)),
     "weight": ("weight", _weight),
     "rpm": ("rpm", _count),
     "tpm": ("tpm", _count),
@@ -214,10 +208,10 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "budget_usd": ("budget_micro_usd", _budget),
     "models": ("models", _models),
     "expires_at": ("expires_at_us", time_us),
-    "safety": ("safety", _choice(SAFETY_LEVELS)),
-    "degrade": ("degrade", _choice(DEGRADING)),
-    "grammars": ("grammars", _choice(GRAMMARS)),
-    "resume": ("resume", _choice(RESUMING)),
+    "safety": ("safety", choice(SAFETY_LEVELS)),
+    "degrade": ("degrade", choice(DEGRADING)),
+    "grammars": ("grammars", choice(GRAMMARS)),
+    "resume": ("resume", choice(RESUMING)),
 }
 TERMS = tuple(_READERS)
 """The names of the terms in JSON."""

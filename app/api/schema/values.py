@@ -18,7 +18,7 @@ from app.api.schema.parameters import (
     check_kind,
     quoted,
 )
-from app.errors import BadRequest, UnknownModel, UnsupportedParameter
+from app.errors import BadRequest, UnknownModel, UnknownParameter
 from app.safety.moderation import MODELS as MODERATION_MODELS
 
 
@@ -89,10 +89,7 @@ def check_moderation(asked: Mapping[str, Any]) -> None:
     Raises BadRequest and UnknownModel naming the place.
     """
     for name in asked.keys() - {"model"}:
-        where = f"moderation.{name[:QUOTED_CHARS]}"
-        raise UnsupportedParameter(
-            f"Unknown parameter {where!r}; remove it.", code="unknown_parameter", param=where
-        )
+        raise UnknownParameter(f"moderation.{name[:QUOTED_CHARS]}")
     if asked.get("model") is None:
         where = "moderation.model"
         raise BadRequest(f"{where} is required.", code="missing_parameter", param=where)

@@ -1,17 +1,15 @@
 """The process of a child server: SGLang's own HTTP server, for a model beside the one in the main process.
 
-`python -m app.engine.sglang.child`, with a `ChildSpec` as JSON on standard input. It dies with whoever
-started it, and no grammar can end its scheduler (app.engine.sglang.scheduler).
+`python -m app.engine.sglang.child`, with JSON on standard input: its model's options, its port, its API key
+and its parent process. It dies with whoever started it, and no grammar can end its scheduler
+(app.engine.sglang.scheduler).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
-from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from app.engine.child_server import LOOPBACK, ChildCommand
 from app.engine.parent_death import die_with_parent, run_and_exit
@@ -23,32 +21,17 @@ from app.engine.sglang.platform import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ChildSpec:
-    """The specification of a child: its model's options, port, API key and parent process."""
-
-    options: dict[str, Any]
-    port: int
-    parent: int
-    api_key: str = field(repr=False)
-
-
 def child_command(options: SGLangOptions, api_key: str, port: int) -> ChildCommand:
     """The command that starts a child serving `options` on `port`."""
-    spec = ChildSpec(options.as_dict(), port, os.getpid(), api_key)
+    spec = {"options": options.as_dict(), "port": port, "parent": os.getpid(), "api_key": api_key}
     argv = [sys.executable, "-m", "app.engine.sglang.child"]
-    return ChildCommand(argv, json.dumps(asdict(spec)).encode())
-
-
-def fresh_key() -> str:
-    """A key that only this process and its child know: other users of the machine have no way in."""
-    return secrets.token_hex(16)
+    return ChildCommand(argv, json.dumps(spec).encode())
 
 
 def main() -> None:
     """Serve until killed."""
-    spec = ChildSpec(**json.load(sys.stdin))
-    die_with_parent(spec.parent)  # SGLang's own end with this one
+    spec = json.load(sys.stdin)
+    die_with_parent(spec["parent"])  # SGLang's own end with this one
     prepare_process()
     from sglang.srt.entrypoints import http_server
 
@@ -56,8 +39,8 @@ def main() -> None:
     from app.engine.sglang.patches.builtin_tools import load_sglang
 
     load_sglang()
-    options = SGLangOptions(**spec.options)
-    own = {"host": LOOPBACK, "port": spec.port, "api_key": spec.api_key}
+    options = SGLangOptions(**spec["options"])
+    own = {"host": LOOPBACK, "port": spec["port"], "api_key": spec["api_key"]}
     server_args = resolved_args(options, **own)
     environ = prepared_environ(options, server_args)
     detokenizer = "sglang.srt.managers.detokenizer_manager:run_detokenizer_process"

@@ -21,7 +21,7 @@ from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
 from app.engine.sglang.grammar import KINDS
-from app.errors import UnsupportedParameter
+from app.errors import UnknownParameter
 
 _PLACE_CHARS = 100
 _ANNOTATIONS: Mapping[str, type | tuple[type, ...]] = {
@@ -80,9 +80,7 @@ def check_kept(sent: Any, read: Any, where: str) -> None:
         for name, value in sent.items():
             place = f"{where}.{name[:_PLACE_CHARS]}"
             if name not in read and value is not None:
-                raise UnsupportedParameter(
-                    f"Unknown parameter {place!r}; remove it.", code="unknown_parameter", param=place
-                )
+                raise UnknownParameter(place)
             check_kept(value, read.get(name), place)
     elif isinstance(sent, list) and isinstance(read, list):
         for number, (value, other) in enumerate(zip(sent, read, strict=False)):

@@ -37,7 +37,6 @@ from app.settings import SettingsError
 
 if TYPE_CHECKING:
     from app.engine.sglang.grammar import GrammarCheck
-    from app.engine.sglang.launch import Launched
 
 
 THREAD = "sglang"
@@ -293,10 +292,6 @@ class SGLangEngine:
         return self._health
 
     # --- inside
-
-    @property
-    def _launched(self) -> Launched:
-        return self._running().launched
 
     def _running(self) -> SGLangRun:
         if self._run is None or self._health is not Health.READY:

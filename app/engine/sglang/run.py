@@ -142,7 +142,11 @@ class SGLangRun:
         if not hang_s:
             return None
         compiled_s = partial(started_cpu_s, self.launched.scheduler_pids)
-        watchdog = HangWatchdog(hang_s, lambda: self.progress, self._hang, compiled_s=compiled_s)
+
+        def hung(silent_s: float) -> None:
+            self.lose("hung", f"no progress for {silent_s:.1f} s")
+
+        watchdog = HangWatchdog(hang_s, lambda: self.progress, hung, compiled_s=compiled_s)
         return asyncio.create_task(watchdog.run(), name=name)
 
     def serve(self, live: LiveChoices, on_loss: OnLoss, on_mismatch: Callable[[str, str], None]) -> None:
@@ -195,10 +199,6 @@ class SGLangRun:
             self._live.fail_all(lambda: EngineFailed(reason))
         else:
             self._on_loss(cause, reason)
-
-    def _hang(self, silent_s: float) -> None:
-        """Note that it has made no progress for so long."""
-        self.lose("hung", f"no progress for {silent_s:.1f} s")
 
     def load(self) -> EngineLoad:
         """The load, as its schedulers last wrote it to shared memory."""

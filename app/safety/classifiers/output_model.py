@@ -5,8 +5,8 @@
 
 So the sum is that of the most harmful stretch that ends here, of any length: a harmless beginning hides
 nothing (Page, Biometrika 41, 1954). A repeated n-gram counts half. A token costs its own n-grams, about 3 µs,
-independent of the text before it. Reading in other pieces gives the same n-grams. The category is computed
-from the last n-grams, on demand. The model scores text and decides nothing.
+independent of the text before it. Reading in other pieces gives the same n-grams. The model scores text and
+decides nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from app.safety.categories import CATEGORIES
 from app.safety.text.normalize import folded
-from app.safety.verdict import Scores
 
 BITS = 18
 """The harm weights are 2**BITS, places in them the lower bits of an n-gram's CRC-32."""
-CATEGORY_BITS = 14
 STEP_BYTES = 12
 """Characters read at once, about 3 tokens. Longer text is read in steps, so that no stretch is missed."""
 AGAIN = 0.5
@@ -35,7 +32,6 @@ PRIOR = 1.0
 
 _LONGEST_WORD = 64
 _REMEMBERED = 4096  # n-grams of an answer that are known again; then it forgets them all
-_RECENT = 600  # n-grams, about 200 words, that tell the category
 _STEM = 5
 _STEM_SALT = 7
 _PLACES = (1 << BITS) - 1
@@ -87,16 +83,15 @@ class Grams:
 
 
 class Answer:
-    """One growing text: the sum of its most harmful stretch, and the n-grams of that stretch."""
+    """One growing text, and the sum of its most harmful stretch."""
 
-    __slots__ = ("_grams", "_known", "_model", "_now", "_prior", "_recent", "_sum", "logit", "p")
+    __slots__ = ("_grams", "_known", "_model", "_now", "_prior", "_sum", "logit", "p")
 
     def __init__(self, model: OutputModel, prior: float) -> None:
         self._model = model
         self._prior = prior
         self._grams = Grams()
         self._known: set[int] = set()
-        self._recent: list[int] = []
         self._sum = 0.0
         self._now = 0.0
         self.logit = -math.inf
@@ -118,17 +113,12 @@ class Answer:
         self.p = _sigmoid(highest)
         return self.p
 
-    def scores(self) -> Scores:
-        """The scores by category as of now; the likeliest has the harm score."""
-        likely = self._model.likely(self._recent)
-        return {category: self.p * share for category, share in zip(CATEGORIES, likely, strict=True)}
-
     def _step(self, data: bytes) -> float:
         """Read a few tokens; the logit then."""
         places = self._grams.read(data)
         if not places:  # within a word
             return self.logit
-        model, seen, recent = self._model, self._known, self._recent
+        model, seen = self._model, self._known
         weight, total = model.weight, max(self._sum, 0.0) - model.drift * len(places)
         for place in places:
             if place in seen:
@@ -138,9 +128,6 @@ class Answer:
                 total += weight(place)
         if len(seen) > _REMEMBERED:
             seen.clear()
-        recent += places
-        if len(recent) > 2 * _RECENT:
-            del recent[:-_RECENT]
         self._sum = total
         self.logit = self._prior + model.logit(total)
         self._now = _sigmoid(self.logit)
@@ -150,16 +137,13 @@ class Answer:
 class OutputModel:
     """The weights. Immutable; any thread may score answers with it, one thread for each answer.
 
-    `harm` has a weight for each place, `categories` a row for each category over the lower bits of the
-    same places. `drift` is taken off for each n-gram; `line` is slope and intercept of the logit.
+    `harm` has a weight for each place. `drift` is taken off for each n-gram; `line` is slope and intercept of
+    the logit.
     """
 
     def __init__(
         self,
         harm: NDArray[np.float16],
-        categories: NDArray[np.int8],
-        category_scale: float,
-        offsets: NDArray[np.float32],
         *,
         drift: float,
         line: tuple[float, float],
@@ -171,24 +155,18 @@ class OutputModel:
         self.drift = drift
         self.review_at = review_at
         """The score from which an answer is to be reviewed."""
-        self._categories = categories
-        self._category_scale = category_scale
-        self._offsets = offsets
         self._slope, self._intercept = line
 
     @classmethod
     def load(cls, path: Path) -> OutputModel:
         """The model of a file. Raises OSError, KeyError or ValueError if it is none."""
         with np.load(path, allow_pickle=False) as arrays:
-            harm, categories, offsets = arrays["harm"], arrays["categories"], arrays["offsets"]
-            scale, drift = float(arrays["category_scale"]), float(arrays["drift"])
+            harm, drift = arrays["harm"], float(arrays["drift"])
             slope, intercept = (float(value) for value in arrays["line"])
             review_at = float(arrays["suspect_at"])
-        if harm.shape != (1 << BITS,) or categories.shape != (len(CATEGORIES), 1 << CATEGORY_BITS):
-            raise ValueError(f"{path.name} has tables of another size")
-        return cls(
-            harm, categories, scale, offsets, drift=drift, line=(slope, intercept), review_at=review_at
-        )
+        if harm.shape != (1 << BITS,):
+            raise ValueError(f"{path.name} has a table of another size")
+        return cls(harm, drift=drift, line=(slope, intercept), review_at=review_at)
 
     def start(self, prior: float) -> Answer:
         """A new answer, to a prompt of this harm."""
@@ -197,13 +175,6 @@ class OutputModel:
     def logit(self, total: float) -> float:
         """The logit of a stretch with this sum."""
         return self._slope * total + self._intercept
-
-    def likely(self, places: list[int]) -> list[float]:
-        """The likelihood of each category relative to the likeliest, by the n-grams at these places."""
-        at = np.array(places, np.intp) & ((1 << CATEGORY_BITS) - 1)
-        sums = self._categories[:, at].sum(axis=1, dtype=np.int64) * self._category_scale
-        logits = sums / math.sqrt(max(len(places), 1)) + self._offsets
-        return [float(share) for share in np.exp(logits - logits.max())]
 
 
 def _sigmoid(logit: float) -> float:

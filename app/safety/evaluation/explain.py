@@ -71,12 +71,15 @@ async def explain(
     _check_length(turns)
     judge = _Judge(enforced, screen)
     verdict = await judge(turns)
-    classified = verdict if verdict.lifted is None else await judge(_without_allow(turns))
+    unlifted = turns._replace(edited=lambda _edit: None)  # as the classifiers read them
+    classified = verdict if verdict.lifted is None else await judge(unlifted)
     texts = await _judged_apart(body, turns, classified, judge)
     _, read, alone = texts[0]
     span = None
     if alone.action is not None:
-        span = await _deciding(read, alone, judge, lambda rest: _ngram_harm(rest, models))
+        span = await _deciding(
+            read, alone, judge, lambda rest: max(models.prompts.fast(piece).harm for piece in slices(rest))
+        )
     users = [text_of(message.get("content")) for message in body["messages"] if message.get("role") == "user"]
     allowed_by = sorted({number for user in users for number in policy.allow.rest(user).entries})
     hard_list = compiled(policy.hard_list)
@@ -166,11 +169,6 @@ def _check_length(turns: Turns) -> None:
         raise ValueError(f"the text has {longest:,} characters, and at most {MAX_CHARS:,} are explained")
 
 
-def _without_allow(turns: Turns) -> Turns:
-    """The turns as the classifiers read them, whatever the operator allows."""
-    return turns._replace(edited=lambda _edit: None)
-
-
 async def _judged_apart(
     body: Mapping[str, Any], turns: Turns, classified: Verdict, judge: _Judge
 ) -> list[JudgedText]:
@@ -252,10 +250,6 @@ def _without(text: str, span: Span) -> str:
 
 def _severity(verdict: Verdict) -> int:
     return 0 if verdict.action is None else len(ACTIONS) - ACTIONS.index(verdict.action)
-
-
-def _ngram_harm(text: str, models: Models) -> float:
-    return max(models.prompts.fast(piece).harm for piece in slices(text))
 
 
 def _stripped(text: str, span: Span) -> Span:

@@ -32,6 +32,7 @@ from app.safety.thresholds import (
     WATCH_AFTER_STRIKES,
 )
 from app.safety.verdict import ACTIONS, Action, Reading, Scores, Stage, Verdict, highest, stricter
+from app.settings import Settings
 
 MAX_CONTACT_CHARS = 200
 
@@ -186,13 +187,9 @@ class Policy:
         ]
         return self._judge(scores, "ngrams", limits).watched
 
-    def judge_output(self, scores: Scores, *, watched: bool, stage: Stage = "stream") -> Verdict:
+    def judge_output(self, scores: Scores, *, watched: bool) -> Verdict:
         """The verdict on an answer with these scores: `block` halts it; `watched` is its prompt's."""
-        limits = self._answers[watched]
-        if stage == "guard":
-            at = GUARD_WATCH if watched or self.strict else GUARD_BLOCK
-            limits = [limit._replace(threshold=at) for limit in limits]
-        return self._judge(scores, stage, limits)
+        return self._judge(scores, "stream", self._answers[watched])
 
     def halted(self) -> Verdict:
         """The verdict on an answer that has a span of the hard list."""
@@ -259,16 +256,12 @@ class Policy:
         verdict = self._by_limits(scores, stage, limits)
         if not self.observing or verdict.action is None:
             return verdict
-        acting = self._by_limits(scores, stage, self._acting(limits))
+        acting = self._by_limits(scores, stage, [limit for limit in limits if limit.category in LOCKED])
         shown = verdict if acting.action is None else acting
         observed_category = verdict.category if acting.action is not None else None
         return replace(
             shown, action=acting.action, observed=verdict.action, observed_category=observed_category
         )
-
-    def _acting(self, limits: Sequence[Limit]) -> Sequence[Limit]:
-        """The limits that do something, and are not only observed."""
-        return [limit for limit in limits if limit.category in LOCKED] if self.observing else limits
 
     def _by_limits(self, scores: Scores, stage: Stage, limits: Sequence[Limit]) -> Verdict:
         """By the category that does most; of several, the one that is furthest over its threshold."""
@@ -364,6 +357,13 @@ class Policies:
         self._observe = observe
         self.current = self._read()
         self.loaded_at_us = time.time_ns() // 1000
+
+    @classmethod
+    def of(cls, settings: Settings, models: Path) -> Policies:
+        """Those of the settings, by the calibration in a folder of classifiers. Raises as `Policies` does."""
+        path = Path(settings.safety_policy) if settings.safety_policy else None
+        observe = settings.safety == "observe"
+        return cls(path, models, settings.safety_country, settings.safety_contact, observe=observe)
 
     def reload(self) -> Policy:
         """Read the policy file again; the calibration stays that of the classifiers in memory.

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from app.concurrency.owner_threads import OwnerThreads, WaitedTooLong, Work
+from app.safety import moderation
 from app.safety.counters import Failure, SafetyCounters
 from app.safety.policies.policy import Policy
 from app.safety.prompt.text_scores import MERGED, PromptClassifier, TextScores
@@ -175,6 +176,15 @@ class PromptScreen:
         first, sure = self.prescreen(conversation, policy, strikes)
         second = await self.full_verdict(conversation, policy, strikes, owner=owner)
         return replace(first if sure else stricter(first, second), scores=second.scores)
+
+    async def moderate(self, text: str, policy: Policy, *, owner: str = "") -> moderation.Result:
+        """One entry of OpenAI's `results`: a text as it would be in a conversation of its own.
+
+        Counted as verdicts are, stored nowhere. Raises ScreenFailed.
+        """
+        verdict = await self.evaluate([{"role": "user", "content": text}], policy, owner=owner)
+        blocked = policy.blocked(verdict.scores, "encoder") if verdict.blocked else ()
+        return moderation.result(verdict, blocked)
 
     def close(self) -> None:
         """End the thread once it is done with what it is at; a second call does nothing."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
@@ -43,15 +42,13 @@ class SafetyService:
         guard: Callable[[], GuardTier | None],
     ) -> None:
         """Raises SettingsError."""
-        self.fail_open, observe = settings.safety_fail_open, settings.safety == "observe"
+        self.fail_open = settings.safety_fail_open
         self._second_stage = SecondStage(models.second_stage, counters)
         self.prompts = PromptScreen(
             models.prompts, counters, sure_below=models.sure_below, fail_open=self.fail_open
         )
         self.streams = StreamScreen(models.answers, self._second_stage.review, counters.hold_back.observe)
-        path = Path(settings.safety_policy) if settings.safety_policy else None
-        country, contact = settings.safety_country, settings.safety_contact
-        self.policies = Policies(path, models.directory, country, contact, observe=observe)
+        self.policies = Policies.of(settings, models.directory)
         self.counters = counters
         self.recorder = SafetyRecorder(database, log, settings.safety_records_days)
         self.guard = guard

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack
 from sklearn.linear_model import LogisticRegression
 
-from app.safety.categories import CATEGORIES
-from app.safety.classifiers.output_model import BITS, CATEGORY_BITS
+from app.safety.classifiers.output_model import BITS
 from scripts.training.safety import replies
 from scripts.training.safety.replies import Reply
 from scripts.training.safety.rows import Row
@@ -136,38 +135,15 @@ def sample(texts: Sequence[Reply], *, harmful: bool) -> list[Reply]:
     return chosen
 
 
-def topics(texts: Sequence[Reply]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """For each category its weights over fewer places, and its offset; for one without rows none at all."""
-    categorized = [
-        reply for reply in texts if reply.row.category in CATEGORIES[:-1] and not reply.row.held_out
-    ]
-    features, _, _ = matrix(categorized, random.Random(_SEED), max_cuts=1)  # noqa: S311  (reproducible, not secret)
-    few = 1 << CATEGORY_BITS
-    folded = csr_matrix((features.data, features.indices % few, features.indptr), (len(categorized), few))
-    model = LogisticRegression(C=3.0, max_iter=60, tol=1e-3)
-    model.fit(folded, [reply.row.category for reply in categorized])
-    weights = np.zeros((len(CATEGORIES), few), np.float32)
-    offsets = np.full(len(CATEGORIES), -20.0, np.float32)
-    for code, row, offset in zip(model.classes_, model.coef_, model.intercept_, strict=True):
-        weights[CATEGORIES.index(code)] = row
-        offsets[CATEGORIES.index(code)] = offset
-    return weights, offsets
-
-
 def train(texts: Sequence[Reply], vectors: WordVectors, folder: Path) -> None:
     """Train on all texts that are not held out, and write output.npz."""
     seen = [text for text in texts if not text.row.held_out]
     harm = fit(seen, vectors)
     slope, intercept = line = line_of(harm, seen)
     suspect = 1.0 / (1.0 + np.exp(-(suspect_at(harm, seen) * slope + intercept)))
-    weights, offsets = topics(texts)
-    scale = float(np.abs(weights).max()) / 127
     np.savez_compressed(
         folder / "output.npz",
         harm=harm.astype(np.float16),
-        categories=np.round(weights / scale).astype(np.int8),
-        category_scale=np.float32(scale),
-        offsets=offsets,
         drift=np.float64(DRIFT),
         line=np.array(line),
         suspect_at=np.float64(suspect),

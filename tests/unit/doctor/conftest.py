@@ -12,7 +12,7 @@ from app.doctor import subject
 from app.doctor.subject import Subject, gpus_of, later
 from app.settings import Settings
 
-GPU_LINE = "{index}, NVIDIA H200, {driver}, 143771, {used}, 00000000:0{index}:00.0"
+GPU_LINE = "{index}, NVIDIA H200, {driver}, 143771, {used}"
 
 
 class FakeMachine:

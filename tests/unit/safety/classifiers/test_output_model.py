@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.safety.categories import CATEGORIES
 from app.safety.classifiers.output_model import (
     BITS,
-    CATEGORY_BITS,
     STEP_BYTES,
     Answer,
     Grams,
@@ -38,14 +36,10 @@ def read(text: str, cuts: list[int]) -> list[int]:
 
 @pytest.fixture
 def model() -> OutputModel:
-    """A model for which `poison` is harmful, in S9, and everything else slightly harmless."""
+    """A model for which `poison` is harmful, and everything else slightly harmless."""
     harm = np.full(1 << BITS, -0.05, np.float16)
-    categories = np.zeros((len(CATEGORIES), 1 << CATEGORY_BITS), np.int8)
-    places = read(" poison ", [])
-    harm[places] = 2
-    categories[CATEGORIES.index("S9"), np.array(places) & ((1 << CATEGORY_BITS) - 1)] = 100
-    offsets = np.zeros(len(CATEGORIES), np.float32)
-    return OutputModel(harm, categories, 0.05, offsets, drift=0.1, line=(1.0, -4.0))
+    harm[read(" poison ", [])] = 2
+    return OutputModel(harm, drift=0.1, line=(1.0, -4.0))
 
 
 def say(answer: Answer, text: str) -> list[float]:
@@ -82,16 +76,12 @@ def test_nothing_said_scores_nothing(model: OutputModel):
 
 
 def test_harm_is_heard_as_it_is_said(model: OutputModel):
-    """The score rises with the word, and its category is the likeliest."""
+    """The score rises with the word."""
     answer = model.start(0.0)
     before = say(answer, "here is what you do with it")[-1]
     after = say(answer, "poison poison poison it")[-1]
     assert before < 0.2
     assert after > 0.8
-    scores = answer.scores()
-    assert max(scores, key=scores.__getitem__) == "S9"
-    assert scores["S9"] == answer.p
-    assert set(scores) == set(CATEGORIES)
 
 
 def test_a_long_harmless_beginning_hides_nothing(model: OutputModel):
@@ -126,7 +116,6 @@ def test_what_is_remembered_is_bounded(model: OutputModel):
     for number in range(20_000):
         answer.feed(f" word{number}")
     assert len(answer._known) < 5_000
-    assert len(answer._recent) < 2_000
 
 
 def test_much_at_once_is_read_in_steps(model: OutputModel):
@@ -152,10 +141,9 @@ def test_one_step_that_is_high_is_not_enough(model: OutputModel):
 
 
 def test_a_file_of_another_size_is_refused(tmp_path: Path):
-    """Tables that do not fit are not taken for a model."""
+    """A table that does not fit is not taken for a model."""
     path = tmp_path / "output.npz"
     one = np.zeros(1, np.float32)
-    numbers = {"category_scale": one[0], "drift": one[0], "line": [1, 0], "suspect_at": one[0]}
-    np.savez(path, harm=one, categories=one, offsets=one, **numbers)
+    np.savez(path, harm=one, drift=one[0], line=[1, 0], suspect_at=one[0])
     with pytest.raises(ValueError, match="another size"):
         OutputModel.load(path)

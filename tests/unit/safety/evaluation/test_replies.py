@@ -7,8 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from app.safety.categories import CATEGORIES
-from app.safety.classifiers.output_model import BITS, CATEGORY_BITS, OutputModel
+from app.safety.classifiers.output_model import BITS, OutputModel
 from scripts.training.safety import replies
 from scripts.training.safety.rows import Row
 
@@ -23,9 +22,7 @@ def weights() -> np.ndarray:
 
 def test_training_hears_what_the_server_hears(weights: np.ndarray):
     """The sum is the same after every token."""
-    categories = np.zeros((len(CATEGORIES), 1 << CATEGORY_BITS), np.int8)
-    offsets = np.zeros(len(CATEGORIES), np.float32)
-    model = OutputModel(weights.astype(np.float16), categories, 1.0, offsets, drift=0.1, line=(1.0, 0.0))
+    model = OutputModel(weights.astype(np.float16), drift=0.1, line=(1.0, 0.0))
     answer = model.start(0.0)
     reply = replies.read(Row(TEXT, harmful=True, source="test"))
     heard = replies.sums(weights, 0.1, [(reply, len(reply))])

@@ -99,10 +99,6 @@ def test_a_guard_is_held_to_its_own_scale():
         None,
     ]
     assert rules.at_level("strict").judge_prompt({"S1": 0.3}, "guard").action == "block"
-    answers = [
-        rules.judge_output({"S1": p}, watched=w, stage="guard").action for p, w in ((0.3, False), (0.3, True))
-    ]
-    assert answers == [None, "block"]
 
 
 def test_answers_to_watched_prompts_are_halted_sooner():
