@@ -144,8 +144,6 @@ async def rendered(engine: Any, request: Any) -> list[Any]:
 @example(body={"frequency_penalty": math.nan}, stop_ids=[], biases={})
 async def test_numbers_of_a_chat_fit(sglang_engine: Any, body: Any, stop_ids: list[int], biases: Any) -> None:
     """Whatever the parameters are, SGLang's sampling has finite numbers, whole ids and seeds in int64."""
-    from app.engine.sglang.render import seed_of_choice
-
     sent = {"model": "m", "messages": [{"role": "user", "content": "a"}], "logprobs": True, **body}
     sent |= {"stop_token_ids": stop_ids} if stop_ids else {}
     sent |= {"logit_bias": biases} if biases else {}
