@@ -1,4 +1,4 @@
-"""Which engine runs a model, by the settings: the one place that knows them all."""
+"""The choice of a model's engine by the settings: the only module that imports them all."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ class Forbidden(ServingError):
 
 
 class NotFound(ServingError):
-    """The object does not exist, or belongs to someone else."""
+    """The object does not exist, or belongs to another owner."""
 
     default_code = "not_found"
 
@@ -339,7 +339,7 @@ class EngineOverloaded(Unavailable):
 
 
 class Overloaded(Unavailable):
-    """The server is full; no key is to blame."""
+    """The server is full; no limit of the key was exceeded."""
 
     default_code = "overloaded"
 
@@ -374,7 +374,7 @@ class EngineFailed(InternalError):
 
 
 class Interrupted(InternalError):
-    """The process that generated this answer died; `details` says what is known of it."""
+    """The process that generated this answer died; `details` has its known counts."""
 
     default_code = "interrupted"
 

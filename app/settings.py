@@ -1,7 +1,7 @@
 """Every setting, once: name, type, default, help.
 
 The flag `--resume-grace-s`, the variable `TOKENRING_RESUME_GRACE_S`, the key
-`resume_grace_s` of `tokenring.toml`, `--help` and docs/settings.md all come from the
+`resume_grace_s` of `tokenring.toml`, `--help` and docs/settings.md are all made from the
 fields of `Settings`. A flag beats a variable, a variable beats the file, the file beats
 the default. An unknown or malformed setting is an error at start, never ignored.
 """
@@ -128,7 +128,7 @@ class Settings:
     resume_grace_s: float = _setting(
         30.0,
         "seconds that a generation runs on after its last client left, where the request says that it may"
-        " come back; 0 stops it at once",
+        " return; 0 stops it at once",
         minimum=0,
     )
     abandon_grace_s: float = _setting(
@@ -234,7 +234,7 @@ class Settings:
     isolation: str = _setting(
         "installation",
         "who shares cached prompts: all keys, or with `owner` the keys of one owner, so that the time to "
-        "first token tells nobody what other owners asked",
+        "first token reveals no other owner's prompts",
         choices=("installation", "owner"),
     )
     max_reads_per_s: float = _setting(

@@ -28,7 +28,7 @@ CODES = (KeyOverloaded.default_code, Overloaded.default_code, "queue_timeout")
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """Bounds on what waits, and how long. In seconds; 0 tokens stands for `AdmissionTuning.queue_pools`.
+    """Bounds of the queue and of waiting times, in seconds; 0 tokens means `AdmissionTuning.queue_pools`.
 
     `soon_s` is the longest expected wait, in tiers other than batch.
     """
@@ -204,8 +204,8 @@ class LoadShedder:
     def is_too_old(self, queued: Queued, *, has_slot: bool = False) -> bool:
         """True if a request lay in its socket for as long as it may wait at all, and the engine is half full.
 
-        Its client may have given up, and it would keep others waiting. With an engine that has little to do
-        it keeps nobody waiting.
+        Its client may have given up, and it would delay others. An idle engine serves it
+        without delaying any.
         """
         late = self._tuning.late if has_slot else 1.0
         return queued.age_s > self.max_wait_s(queued.tenant) * late and self._scheduler.half_full
@@ -291,7 +291,7 @@ class LoadShedder:
     def _promise(self, queued: Queued, now_s: float) -> tuple[int, bool]:
         """Seconds until a retry slot, and whether it is one: none is farther away than `max_retry_s`.
 
-        A request that returns early is told the same time again: it has one slot.
+        A request that returns early gets the same time again: it has one slot.
         """
         tenant, tuning = queued.tenant, self._tuning
         slots, rate = self.slots_of(tenant), self._rate(tenant)

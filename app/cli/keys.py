@@ -128,7 +128,7 @@ def _create(args: argparse.Namespace, data_dir: Path) -> int:
 
 
 def _make_store(args: argparse.Namespace, data_dir: Path) -> None:
-    """Make the store that the command was told to make. Raises StoreRefused where it was not."""
+    """Make the store if the command names or requests one. Raises StoreRefused otherwise."""
     if args.data_dir is None and not args.init:
         raise StoreRefused(
             f"There is no store in {data_dir.absolute()}, and a key in another store than the server's opens"

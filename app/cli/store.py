@@ -56,7 +56,7 @@ def add_commands(commands: Commands[argparse.ArgumentParser], common: argparse.A
     flag(export_, "--format", "format of the export (default: json)", tuple(FORMATS), default="json")
     out = f"new file, or with {ALL} a directory for one file each (default: standard output)"
     flag(export_, "--out", out, Path)
-    erase = "delete conversations for good; their token counts stay in the ledger"
+    erase = "delete conversations permanently; their token counts stay in the ledger"
     which = command(verbs, "purge", erase, _purge, common).add_mutually_exclusive_group(required=True)
     flag(which, "--id", "id of one conversation, whether it was deleted before or not")
     old = "all conversations that were deleted more than this number of days ago"
@@ -98,7 +98,7 @@ def tell_store(data_dir: Path, *, changes_keys: bool = False) -> None:
 
 
 def reader_left() -> int:
-    """The exit status where whoever read has enough, as `head`; the interpreter flushes once more at exit."""
+    """The exit status where the reader has left, as `head` does; the interpreter flushes again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_PIPE
 
@@ -206,7 +206,7 @@ def _purge(args: argparse.Namespace, data_dir: Path) -> int:
         complete = purge_now(connection, ids, vacuum=not served)
     lines = [f"{len(ids)} conversations purged."]
     if ids and served:
-        lines.append("The server removes copies in the file when it has been quiet for a minute.")
+        lines.append("The server removes copies in the file after a minute without writes.")
     if not complete:
         lines = ["Another process reads the store, so the text may still be in its log: purge again."]
     _print(args, {"object": "purge", "conversations": len(ids), "complete": complete}, lines)

@@ -28,7 +28,7 @@ _Waiting = tuple[Rank, int, asyncio.Future[None]]
 
 
 class FairGate:
-    """So many places. With `one_each` an owner has one place at a time."""
+    """A limited number of places. With `one_each` an owner has one place at a time."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class ChildCommand:
 
 
 class ChildServer:
-    """One process and its successors, on one port. `on_exit` is told of each death, in words."""
+    """One process and its successors, on one port. `on_exit` receives the reason of each death."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ChildServer:
         self._keeps_lines = True
         self.num_starts = 0
         self.failure: str | None = None
-        """Why the last process ended, until the next is running; None while one runs."""
+        """The reason of the last process's end, until the next runs; None while one runs."""
 
     @property
     def url(self) -> str:
@@ -151,7 +151,7 @@ class ChildServer:
                 self._lines.extend(line.decode(errors="replace")[:500] for line in lines if line.strip())
 
     def _reason(self, status: int | None) -> str:
-        """The exit status, and the last line of output where the server never came up."""
+        """The exit status, and the last line of output where the server never started."""
         how = f"the process ended with status {status}"
         return f"{how}: {self._lines[-1].strip()}" if self._lines else how
 
@@ -173,7 +173,7 @@ def reserve_port() -> socket.socket:
     """A port of the loopback address that only a server with SO_REUSEADDR, which asyncio sets, can listen on.
 
     The socket is bound and never listens. As long as it is open, the kernel gives its port to no connection
-    and to nobody who asks for any port; a model takes long to load before its server binds.
+    and to no request for a free port; a model takes long to load before its server binds.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -41,7 +41,7 @@ def restarted(message: str) -> EngineFailed:
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """How the ids of one request become its text, and where that ends.
+    """The rules by which the ids of one request become its text, and end it.
 
     `decode` makes the text that is handed over. `decode_all` also spells special tokens out: there SGLang
     looks for `stops`, within the last `stop_tokens` and one more. `keeps_stop` leaves a stop in the text.
@@ -125,7 +125,7 @@ class ContinuedText:
 
     @property
     def thinks(self) -> bool:
-        """Whether the next token belongs to the reasoning."""
+        """True if the next token belongs to the reasoning."""
         return bool(self._rules.think_end_ids) and self._thought_tokens is None
 
     @property
@@ -165,7 +165,7 @@ class ContinuedText:
         return self._rules.decode(self._ids[self._window_start : end])[len(context) :]
 
     def _text(self) -> str:
-        """What can be handed over: nothing behind the last whole character."""
+        """The text that can be handed over: nothing behind the last whole character."""
         fresh = self._fresh(len(self._ids))
         whole = fresh.rstrip(BROKEN)
         text = whole[self._sent_chars :]

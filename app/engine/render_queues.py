@@ -43,7 +43,7 @@ class RenderQueues:
         self._long = OwnerThreads("render-long", workers)
 
     async def run(self, convert: Callable[[ChatRequest], T], request: ChatRequest) -> T:
-        """`convert(request)`, in its turn. Raises what that does, EngineNotReady once they are closed."""
+        """The result of `convert(request)`, owners alternating. Raises its errors, EngineNotReady."""
         queue = self._short if is_short(request) else self._long
         return await _run(queue, request.owner, convert, request)
 
@@ -66,7 +66,7 @@ async def _run(queue: OwnerThreads, owner: str, function: Callable[..., T], *arg
 
 
 def is_short(request: ChatRequest) -> bool:
-    """Whether rendering this takes a few milliseconds; looks at no more of it than a short one has."""
+    """True if rendering this takes a few milliseconds; looks at no more of it than a short one has."""
     body = request.body
     if any(body.get(name) is not None for name in MAKES_LONG):
         return False

@@ -33,7 +33,7 @@ LossCause = Literal["exited", "hung", "failed"]
 LOSS_CAUSES: tuple[LossCause, ...] = get_args(LossCause)
 
 MakeEngine = Callable[[Callable[[str], None]], Engine]
-"""Makes an engine, which calls back with the reason when its model has gone, for a while or for good."""
+"""Makes an engine, which calls back with the reason when its model is lost, for a while or permanently."""
 
 
 class Backoff:
@@ -113,7 +113,7 @@ class RestartPolicy:
 
 
 class RestartHistory:
-    """The losses of one engine since it began, counted, and logged once `listen` was called."""
+    """The losses of one engine since it began, counted, and logged once `attach` was called."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -128,7 +128,7 @@ class RestartHistory:
         self.away_s = 0.0
         """Seconds without an engine, in all restarts."""
         self.last_away_s = 0.0
-        """The same for the last restart."""
+        """Seconds without an engine in the last restart."""
         self.num_resumed = 0
         """Choices that continued with another engine."""
         self.num_lost = 0
@@ -293,7 +293,7 @@ class SupervisedEngine:
         return self._engine
 
     async def _run_once(self) -> bool:
-        """Start another engine and wait for its end, for good; False where it did not start."""
+        """Start another engine and wait for its final end; False where it did not start."""
         if not await self._start_another():
             return False
         while self._engine is not None and self._engine.health() is not Health.DEAD:

@@ -27,7 +27,7 @@ class IdempotencyKeys:
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     def alone(self, owner: str, key: IdempotencyKey | None) -> AbstractAsyncContextManager[None]:
-        """Wait for the requests of this key that came before, until each has its stream or was refused."""
+        """Wait for the earlier requests of this key, until each has its stream or was refused."""
         return nullcontext() if key is None else self._locks.setdefault((owner, key.key), asyncio.Lock())
 
     async def is_known(self, owner: str, key: str) -> bool:

@@ -35,7 +35,7 @@ from app.stream.token_stream import TokenStream
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A stream that was admitted: with a `reader` of its events, or with the `answer` in one piece."""
+    """A stream that was admitted: with a `reader` of its events, or with the whole `answer`."""
 
     stream: TokenStream
     client: Client
@@ -131,7 +131,7 @@ class Intake:
             lease = runtime.limiter.begin(key)
         with _returned_on_error(lease):
             lease.reserve(chat)
-            # An answer in one piece needs its beginning too, and has nobody who reads along.
+            # A whole answer needs its beginning too, and no reader frees its ring.
             limit_bytes = None if streaming else self._nonstream_bytes
             stream = runtime.streams.create(chat, door.make_wire(chat), limit_bytes=limit_bytes)
         serving = runtime.pipeline.serve(chat, stream, key=key, lease=lease, allowance=allowance)

@@ -75,7 +75,7 @@ class ModelSelector:
         return replace(chat, raw=RawPrompt(text, token_ids), body=body)
 
     async def select(self, chat: ChatRequest, caller: Caller, head: Head) -> ChatRequest:
-        """The request as it is to be served, and what is told of that. Raises StorageUnavailable."""
+        """The request as it is to be served, with the reply's routing headers. Raises StorageUnavailable."""
         router = self._router if chat.model == AUTO else None
         degrade = self._degrade
         if degrade is not None and degrade.step is Step.NORMAL:

@@ -127,7 +127,7 @@ class Journal:
         """Queue the reservation, and the turn's messages with it.
 
         It lingers for company while the prompt is prefilled. It is waited for only where the last commit
-        failed, so that the refusal comes before the status line. Raises StorageUnavailable, NotFound.
+        failed, so that the refusal precedes the status line. Raises StorageUnavailable, NotFound.
         """
         key_id = None if key is None else key.id
         reservation = self._reservation(turn.request, prompt, key_id)
@@ -203,7 +203,7 @@ class Journal:
             await self._write(entry)
 
     def settle_later(self, entry: JournalEntry, finish: str) -> None:
-        """The same in a task of its own, once the reservation is committed; nothing where it is settled."""
+        """Settle in a task, once the reservation is committed; no effect where it is settled."""
         entry.finish_as(finish)
         self.remove(entry)
         if not entry.settled and entry not in self._unsettled:

@@ -31,7 +31,7 @@ from app.safety.verdict import ScreenFailed
 from app.stream.token_stream import ABANDONED
 
 _ABANDONED = (
-    "The client left and did not come back in time, so the answer ends here. For a whole one, send the"
+    "The client left and did not return in time, so the answer ends here. For a whole one, send the"
     " request again, with a new Idempotency-Key or none."
 )
 

@@ -63,7 +63,7 @@ class Trace:
 
     @property
     def finish(self) -> str:
-        """How the request ended: an error's code, or the choices' finish reasons."""
+        """The end of the request: an error's code, or the choices' finish reasons."""
         return self._error or self._reasons or "abort"
 
     @property

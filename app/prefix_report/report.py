@@ -257,7 +257,7 @@ class PrefixReport:
     def _judge_edit(self, seen: _Seen, series: PromptSeries, stable: Stable) -> PromptEdition | None:
         """Judge the first request of a new edition by what the last one had.
 
-        Returns the last one if it will hardly be seen again: another clock or id stands in its place.
+        Returns the last one if it will hardly be seen again: another clock or id replaces it.
         """
         same_text = [edition for edition in series.editions if edition.stable.text == stable.text]
         old = max(same_text, key=lambda edition: edition.seen_s) if same_text else series.newest

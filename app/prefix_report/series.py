@@ -55,7 +55,7 @@ class Stable(NamedTuple):
 def stable_of(body: Mapping[str, Any]) -> Stable:
     """The system messages that a request begins with, and its tools as JSON.
 
-    A text of more than any head's length stands for itself by its beginning and its hash.
+    A text longer than any head is represented by its beginning and its hash.
     """
     messages, tools = body["messages"], body.get("tools")
     texts = []

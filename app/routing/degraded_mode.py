@@ -6,7 +6,7 @@
 *short* gives shorter answers, *small* sends to the small model as well; in *refuse* the queue is full, and
 what it does not take is refused, key by key, by admission (app.admission.load_shedder). Each step's
 `leave` lies below its `enter`. No two changes are nearer than the shorter of the two times: pressure that
-swings around a bound does not swing the mode. What is done is told in `x-degraded` and `x-served-model`.
+swings around a bound does not swing the mode. The headers `x-degraded` and `x-served-model` report it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class SafetyCounters:
         self.leaked_tokens = 0
         """Tokens of halted answers that were released after the one where the harm began, as screened."""
         self.dropped_tokens = 0
-        """Tokens of halted answers that were held back and released to no one."""
+        """Tokens of halted answers that were held back and never released."""
 
     def judged(self, verdict: Verdict) -> None:
         """Count a verdict, one that lets pass too."""

@@ -42,7 +42,7 @@ class Reading(NamedTuple):
     """The scores that a stage gave to something in a prompt, or to an answer.
 
     `texts` is the number of slices of which they are the maximum. With `watch_only` the prompt is watched
-    where the scores would refuse a user's turn, and nothing else comes of them.
+    where the scores would refuse a user's turn, without another effect.
     """
 
     stage: Stage

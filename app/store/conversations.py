@@ -234,7 +234,7 @@ class BranchSummary(NamedTuple):
 def summarize_branch(
     connection: sqlite3.Connection, owner: str, conversation_id: str, parent_id: str | None
 ) -> BranchSummary:
-    """The same branch in numbers, as its last answer was billed. Raises NotFound."""
+    """The branch in numbers, as its last answer was billed. Raises NotFound."""
     conversation_seq = find(connection, owner, conversation_id)
     if parent_id == ROOT:
         return BranchSummary()

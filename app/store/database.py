@@ -1,7 +1,7 @@
 """One SQLite file: a writer that commits many units of work together, readers that cannot write.
 
-A *unit* is a function of the connection; it is done wholly or not at all, whoever waits for
-it. The writer takes every unit that is queued and commits them in one transaction, because
+A *unit* is a function of the connection; it is done wholly or not at all, awaited or
+not. The writer takes every unit that is queued and commits them in one transaction, because
 with `synchronous=FULL` the commit costs most (a unit takes some 20 us, a commit an
 fsync). A unit that raises is undone alone, by a savepoint.
 https://www.sqlite.org/wal.html, https://www.sqlite.org/lang_savepoint.html
@@ -349,7 +349,7 @@ def _unavailable(exc: sqlite3.Error) -> StorageUnavailable:
 
 def _raise_in(queued: _Queued, error: Exception) -> None:
     queued.done.set_exception(error)
-    queued.done.exception()  # nobody has to ask for a unit's outcome
+    queued.done.exception()  # retrieved: a unit's outcome need not be awaited
 
 
 def _in_snapshot(connection: sqlite3.Connection, query: Unit[T]) -> T:

@@ -124,7 +124,7 @@ def holder(data_dir: Path) -> Holder | None:
 
 
 def refusal(path: Path, exc: sqlite3.Error) -> str:
-    """Why SQLite cannot open the store, and what to do."""
+    """The reason for which SQLite cannot open the store, and what to do."""
     code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
     return f"{path} {_REFUSALS.get(code, 'cannot be used ({}).').format(exc)}"
 
@@ -187,7 +187,7 @@ def _tighten(data_dir: Path) -> None:
 
 
 def create_private(path: Path) -> None:
-    """Make an empty file, unless there is one, that its directory's readers may read, and nobody else.
+    """Make an empty file, unless there is one, that only its directory's readers may read.
 
     SQLite gives its log and the log's index the mode of the database. What cannot be made, SQLite reports.
     """

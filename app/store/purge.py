@@ -5,7 +5,7 @@
 SQLite zeroes what it frees (`secure_delete`), and the log is emptied after each purge. When SQLite spreads
 the rows of a page over its neighbours, copies of them stay in the page's unallocated space, and outlive the
 rows (`rebuildPage` in btree.c; found by tests/unit/store/test_purge.py). VACUUM writes the file without
-them: in the first quiet minute after a purge, at most once a day. The row of a conversation is deleted
+them: in the first idle minute after a purge, at most once a day. The row of a conversation is deleted
 last, so that a purge that died is done again from its beginning. The full-text index keeps deleted words in
 its old segments until these are merged into one. https://www.sqlite.org/fts5.html#the_merge_command
 """
@@ -41,7 +41,7 @@ RETRY_S = 600.0
 """Seconds after a VACUUM that gave way to a write until the next is tried."""
 VACUUM_PERIOD_S = 86_400.0
 OVERDUE_S = 7 * 86_400.0
-"""Seconds after which the log warns, once a day, that no quiet minute was long enough for VACUUM."""
+"""Seconds after which the log warns, once a day, that no idle minute was long enough for VACUUM."""
 PATIENCE_S = 2.0
 """Seconds that `purge_now` waits for readers."""
 MESSAGES = 200
@@ -54,7 +54,7 @@ _DAY_US = 86_400_000_000
 class Purge:
     """Purges what was deleted long enough ago: when it starts, and every hour.
 
-    With it goes what is left of answers deleted one by one; the log is emptied sooner, for these and
+    It also purges the remains of answers deleted one by one; the log is emptied sooner, for these and
     for what was never to be stored.
     """
 
@@ -142,7 +142,7 @@ class Purge:
     async def compact(self) -> bool:
         """Have the file written anew, and delete the rows of what was purged.
 
-        Returns whether it was; it gives way to any write. Raises StorageUnavailable.
+        Returns True if the file was written; any other write interrupts it. Raises StorageUnavailable.
         """
         seqs, erased = self._wiped, self._erased
         if not await self._database.vacuum():
@@ -167,14 +167,14 @@ def _claim_due(connection: sqlite3.Connection, before_us: int) -> list[int]:
 
 
 def _claimed(connection: sqlite3.Connection, seqs: list[int]) -> list[int]:
-    """Hide conversations for good, so that none is restored, and nothing added, while they are wiped."""
+    """Hide conversations permanently, so that none is restored or extended while they are wiped."""
     rows = [(WIPED, seq) for seq in seqs]
     connection.executemany("UPDATE conversations SET deleted_at_us = ? WHERE seq = ?", rows)
     return seqs
 
 
 def purge_now(connection: sqlite3.Connection, conversation_ids: Sequence[str], *, vacuum: bool) -> bool:
-    """Purge these conversations at once, deleted or not, and what is left of erased answers.
+    """Purge these conversations at once, deleted or not, and the remains of erased answers.
 
     Works beside a running server, to which the file's VACUUM is then left: no write can be done meanwhile.
     Returns False when another process kept the write-ahead log from being emptied: then the next purge,

@@ -202,7 +202,7 @@ class StreamRegistry:
     def leave(self, stream: TokenStream, reader: Reader, *, grace_s: float | None = None) -> None:
         """Detach a stream's reader. When it was the last, the generation ends after the grace period.
 
-        That is short where nothing says that the client will return, as after somebody pressed Stop.
+        That is short where nothing says that the client will return, as after a user pressed Stop.
         """
         reader.close()
         if stream.done or stream.readers:

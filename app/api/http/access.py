@@ -52,7 +52,7 @@ class Access:
         return handle
 
     def in_turn(self, handler: Handler, *, admin: bool = False) -> Endpoint:
-        """The same, and one request of an owner at a time: for routes that read the store and no body."""
+        """Like `paced`, one request of an owner at a time: for routes that read the store and no body."""
 
         async def handle(request: Request) -> ASGIApp:
             caller = self._gatekeeper.admin(request) if admin else self._gatekeeper.caller(request)

@@ -93,7 +93,7 @@ class Gatekeeper:
         if stored is None:
             named = self._keys.get(key[:ID_CHARS])  # an id is no secret; what is not a key's may be anything
             request.scope[KEY_ID] = None if named is None else named.id
-            # The same for all, so that nobody learns which keys there are, or were.
+            # One message for all, so that no client learns which keys exist or existed.
             raise Unauthorized("The API key is not valid: unknown, expired, or revoked.")
         if stored.terms.rpm is not None or stored.terms.tpm is not None:
             request.scope[LIMITED_KEY] = stored
@@ -122,7 +122,7 @@ def _check_local(request: Request, listed: Collection[str]) -> None:
     through = _proxy_sign(request)
     if through is not None:
         raise Forbidden(
-            f"This request came through a proxy ({through}), and without API keys this server answers"
+            f"This request arrived through a proxy ({through}), and without API keys this server answers"
             " local requests only. Make a key with `tokenring keys create`, and send it."
         )
     headers = request.headers

@@ -1,4 +1,4 @@
-"""Answers of `/v1/completions`: `text_completion` objects, as frames of a stream and in one piece."""
+"""Answers of `/v1/completions`: `text_completion` objects, as frames of a stream and whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CompletionWire(ChunkWire):
         self._closing = b'","logprobs":null,"finish_reason":null}' + self._tail
 
     def text(self, event_id: int, track: TextTrack, text: bytes) -> bytes:
-        """See app.stream.token_stream.Wire."""
+        """The frame of a text event."""
         opening = self._openings.get(track)
         if opening is None:
             opening = self._openings[track] = self._head + b'{"index":%d,"text":"' % track.choice

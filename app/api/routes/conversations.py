@@ -97,7 +97,7 @@ class ConversationRoutes:
     async def _written(
         self, owner: str, outline: Outline, layout: Format, headers: Mapping[str, str] | None = None
     ) -> Response:
-        """A response in one piece where a page holds all; else a page is read once the last was taken.
+        """A whole response where a page holds all; else a page is read once the last was sent.
 
         Each of these pages waits for its own turn at the store: the handler's ends with the first.
         """

@@ -70,7 +70,7 @@ class GenerationRoutes:
         )
 
     def _response(self, request: Request, opened: Opened) -> Response | EventStream:
-        """The answer in one piece, or as events; 204 where the client has received all of them."""
+        """The whole answer, or its events; 204 where the client has received all of them."""
         headers, reader = _headers(opened.stream), opened.reader
         if reader is None:
             return JSONResponse(opened.answer, headers=headers)

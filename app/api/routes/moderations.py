@@ -27,7 +27,7 @@ MAX_BYTES = ROOM_BYTES + 6 * MAX_CHARS
 LONG_AT_ONCE = 1
 SHORT_AT_ONCE = 2
 """Texts at the screen at the same time. Chat shares its thread, and waits for so many slices at most, of
-different callers; what is read whole in a slice or two does not wait for what takes seconds."""
+different callers; a text of one or two slices does not wait for one that takes seconds."""
 MAX_WAITING = 256
 """Requests of a caller in progress: pipelines send hundreds of short ones at once."""
 MAX_WAITING_TOTAL = 1_024
@@ -84,5 +84,5 @@ class ModerationRoutes:
             gate = self._short if len(text) <= QUICK_CHARS else self._long
             async with gate.place(owner):
                 results.append(await judge(text))
-            await asyncio.sleep(0)  # what is known already is found without waiting
+            await asyncio.sleep(0)  # remembered texts are judged without waiting
         return results

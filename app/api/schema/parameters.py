@@ -237,7 +237,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "prompt_logprobs": _refused(_NOT_RETURNED),
     "return_tokens_as_token_ids": _refused(_NOT_RETURNED, False),
     "return_tokens": _refused(_NOT_RETURNED, False),
-    "post_sampling_probs": _refused("probabilities come before sampling; use logprobs", False),
+    "post_sampling_probs": _refused("probabilities are taken before sampling; use logprobs", False),
     "n_probs": _refused("use logprobs and top_logprobs", 0),
     "truncate_prompt_tokens": _refused("a prompt is never shortened; send fewer messages"),
     "allowed_token_ids": _refused("use logit_bias, regex or ebnf"),
@@ -301,7 +301,7 @@ def check(name: str, value: Any, *, strict: bool = False) -> Parameter:
 
 
 def _is_same(value: Any, neutral: Any) -> bool:
-    """Whether two JSON values are equal; a truth value is no number."""
+    """True if two JSON values are equal; a truth value is no number."""
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
 
 

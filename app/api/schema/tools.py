@@ -72,7 +72,7 @@ def chosen(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[Any, Sequen
 
 
 def is_forced(choice: Any) -> bool:
-    """Whether an answer has to be a call."""
+    """True if an answer has to be a call."""
     return choice == "required" or isinstance(choice, Mapping)
 
 

@@ -106,7 +106,7 @@ class Walker:
                     yield matcher, self._again
 
     def _is_empty(self, matcher: Any) -> bool:
-        """Whether a grammar allows no token at its beginning, as far as that is told within `STRATEGY_S`."""
+        """True if a grammar allows no token at its beginning, as far as `STRATEGY_S` shows."""
         began_s = time.thread_time()
         filled = matcher.fill_next_token_bitmask(self._mask)
         # Not filled says that everything is allowed, and the mask is not written.
@@ -160,7 +160,7 @@ class Walker:
         return int(ids[np.argmax(self._lengths[ids])])
 
     def _again(self, _matcher: Any, allowed: Any, last: int | None) -> int | None:
-        """The same token for as long as it may be: repetition is where states pile up."""
+        """The last token as long as it is allowed: repetition is where states pile up."""
         allowed = self._words_of(allowed)
         if last is not None and allowed[last // _WORD_BITS] >> (last % _WORD_BITS) & 1:
             return last

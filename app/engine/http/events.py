@@ -105,7 +105,7 @@ class ChoiceReader:
     def __init__(self, prompt_tokens: int, received_tokens: int = 0, received_chars: int = 0) -> None:
         self.counts = Counts(prompt_tokens, received_tokens)
         self.miscounts_prompt = False
-        """Whether the server has reported another number."""
+        """True if the server has reported another number."""
         self._received_tokens = received_tokens
         self._text_chars = received_chars
         self._repeated_chars = 0
@@ -113,7 +113,7 @@ class ChoiceReader:
 
     @property
     def advances(self) -> bool:
-        """Whether the server has generated anything."""
+        """True if the server has generated anything."""
         return self.counts.completion_tokens > self._received_tokens
 
     def read(self, payload: bytes) -> ChoiceStep:

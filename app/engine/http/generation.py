@@ -53,7 +53,7 @@ OVERLOADED = frozenset({429, 503})
 DRAIN_S = 0.5
 ABORTED: Mapping[str, Any] = {"type": "abort", "message": "aborted"}
 REPLAYED_AT_ONCE = 64
-"""Tokens of an earlier run that are handed over before other work has its turn."""
+"""Tokens of an earlier run that are handed over before other tasks run."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 """Starts a task that the engine ends at the latest when it is closed."""
@@ -70,7 +70,7 @@ class Choice:
 
 
 class Attempts:
-    """How often one choice may be sent, and moved, before it ends with an error. Times are passed in.
+    """The attempts to send and move one choice before it ends with an error. Times are passed in.
 
     | a server | no server has died under it | one has |
     |---|---|---|
@@ -91,7 +91,7 @@ class Attempts:
 
     @property
     def has_moved(self) -> bool:
-        """Whether a server has died under it."""
+        """True if a server has died under it."""
         return self._moves > 0
 
     def sent(self, server: RemoteServer) -> None:
@@ -187,7 +187,7 @@ class RemoteGeneration:
             self._running.cancel()
 
     def leave(self) -> None:
-        """Close the connection, as nobody reads the choice; its server then aborts the request."""
+        """Close the connection, as the choice has no reader; its server then aborts the request."""
         if not self._ended:
             self._ended = True
             for task in (self._running, self._aborting):
@@ -261,7 +261,7 @@ class RemoteGeneration:
 
     @property
     def _begun(self) -> bool:
-        """Whether anything was received that cannot be taken back."""
+        """True if anything was received that cannot be taken back."""
         return bool(self._received.token_ids) or self._text is not None
 
     def _lost(self, server: RemoteServer, why: str, *, died: bool) -> None:

@@ -142,7 +142,7 @@ class ServerPool:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether any server takes requests."""
+        """True if any server takes requests."""
         return any(not server.breaker.is_open for server in self.servers)
 
     @property

@@ -39,7 +39,7 @@ _SENTENCE = (
 )
 _WORDS = (*_SENTENCE.split(), "tab\tnew\nline", "e\u0301", "\u05e9\u05dc\u05d5\u05dd")
 _PIECES = {token_id(word): word + " " for word in _WORDS}
-"""The pieces of text that answers are made of, by their ids."""
+"""The words that answers are made of, by their ids."""
 _REMEMBERED_PAGES = 4096
 _FAULTS = ("", "fail", "die", "hang", "overload", "miscount")
 _FINISHES = ("stop", "length")
@@ -75,7 +75,7 @@ class Script(ServiceRates):
 
     @property
     def shared(self) -> bool:
-        """Whether requests share one service, and not `rate`; it takes one of three rates to have one.
+        """True if requests share one service, and not `rate`; it takes one of three rates to have one.
 
         Answers with `ignore_eos` have all of their `max_tokens` then.
         """
@@ -108,7 +108,7 @@ class _ScriptedAnswer:
     cached_tokens: int
     max_tokens: int
     continued: Sequence[Sequence[int]] = ()
-    """See Prompt."""
+    """The ids that each choice began with, as in `Prompt`."""
 
 
 class ScriptedEngine:
@@ -192,7 +192,7 @@ class ScriptedEngine:
         return cached
 
     def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
-        """See Engine.generate; choices take turns token by token."""
+        """Generate the choices of `prompt`, interleaved token by token."""
         if self._health is not Health.READY:
             raise EngineNotReady(f"The engine is {self._health.value}.", retry_after_s=5)
         answer = dataclasses.replace(prompt.handle, continued=prompt.continued)
@@ -306,12 +306,12 @@ class ScriptedEngine:
 
 
 def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:
-    """The pieces of text that a plain scripted answer consists of, one a token."""
+    """The words of a plain scripted answer, one a token."""
     return list(islice(_pieces(seed, choice), tokens))
 
 
 def _pieces(seed: int, choice: int) -> Iterator[str]:
-    """The pieces of an answer without end, each made when it is due: a long answer begins as fast as any."""
+    """The words of an endless answer, each made when it is due: a long answer begins as fast as any."""
     rng = random.Random(f"{seed}:{choice}")  # noqa: S311  # reproducible, not secret
     while True:
         yield rng.choice(_WORDS) + " "
@@ -347,7 +347,7 @@ def _choice(answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
 
 
 class _Stop:
-    """Cuts text at the first stop string; one that spans pieces is cut where it ends."""
+    """Cuts text at the first stop string; one that spans words is cut where it ends."""
 
     def __init__(self, stops: str | Sequence[str]) -> None:
         self._stops = (stops,) if isinstance(stops, str) else tuple(stops)

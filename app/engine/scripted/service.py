@@ -1,4 +1,4 @@
-"""How a scripted generation waits, and the speed of an engine whose requests share it.
+"""The delays of a scripted generation, and the speed of an engine whose requests share it.
 
 As SGLang does it: a prompt waits until the pool has room for it, prompts are taken in before running
 requests continue, all at once that wait and fit; a decode step gives each of those a token and takes the

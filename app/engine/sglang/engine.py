@@ -47,7 +47,7 @@ FIRST_STARTS = 3
 
 
 class SGLangEngine:
-    """One model served by SGLang in this process; `on_death` is called once if it is lost for good."""
+    """One model served by SGLang in this process; `on_death` is called once if it is lost permanently."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class SGLangEngine:
     # --- what recovery does with it
 
     async def restart(self) -> None:
-        """Stop what is left of the engine, and start it anew. Raises anything."""
+        """Stop the rest of the engine, and start a new one. Raises any error of the start."""
         if self._run is not None and not self._run.closed:
             await self._run.aclose()
         began_s = asyncio.get_running_loop().time()

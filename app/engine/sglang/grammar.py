@@ -39,7 +39,7 @@ _ANY_JSON = "$$ANY$$"
 
 
 class _Grammar(NamedTuple):
-    """A grammar of a request: what it is, and the parameter to blame."""
+    """A grammar of a request, and the parameter that errors name."""
 
     kind: str
     source: str
@@ -74,8 +74,8 @@ class GrammarCheck:
     async def check(self, owner: str, sampling: Mapping[str, Any], request: Any) -> None:
         """Raise BadRequest, naming the parameter, unless the grammar in `sampling` passes.
 
-        `sampling` are SGLang's sampling parameters, made of the chat request; a grammar made from tools is
-        blamed on them. Raises Overloaded where the owner, or all together, have too many new grammars, and
+        `sampling` are SGLang's sampling parameters, made of the chat request; errors of a tool grammar
+        name `tools`. Raises Overloaded where the owner, or all together, have too many new grammars, and
         UnsupportedParameter where the model is served without grammars.
         """
         if self._pool is None:

@@ -213,7 +213,7 @@ def _our_logging() -> Iterator[None]:
 
 
 def _wait(pids: Iterable[int], timeout_s: float) -> int:
-    """Wait for the end of processes, whoever has started them, reaped or not; how many have not ended."""
+    """Wait for the end of processes, children or not, reaped or not; returns how many have not ended."""
     deadline, num_left = time.monotonic() + timeout_s, 0
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -226,7 +226,7 @@ def _wait(pids: Iterable[int], timeout_s: float) -> int:
 
 
 def _kill(processes: list[Any]) -> None:
-    """End processes and their children for good."""
+    """Kill processes and their children."""
     import psutil
 
     for process in processes:

@@ -3,7 +3,7 @@
 A choice outlives the engine that generates it. It keeps the token ids that its sink has taken, so that
 another engine can continue behind them (app.engine.sglang.patches.continued_requests). That engine hands over
 all of the answer again; a `Replay` drops what the sink has already, or, where the sink is new, hands it over
-in the pieces that it was generated in.
+in the steps in which it was generated.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _numbers = itertools.count()
 
 @dataclass(slots=True, eq=False)
 class LiveChoice:
-    """One choice on its way. `prior` are the ids that its answer began with, in another process.
+    """One choice in generation. `prior` are the ids that its answer began with, in another process.
 
     `replica` is the one that generates it, also after a restart; with None the engine chooses.
     """
@@ -113,7 +113,7 @@ class LiveChoice:
             self.sink.fail(self._shortfall())
 
     def abort(self) -> None:
-        """Note that nobody wants it any more; its engine still has to end it."""
+        """Mark the choice as aborted; its engine still has to end it."""
         self.aborted = True
 
     def end_refused(self, finish: dict[str, Any]) -> None:
@@ -223,7 +223,7 @@ class Replay:
         choice.take(text[dropped:], token_ids, finish, counts, step)
 
     def _hand_over(self, token_ids: Sequence[int], text: str, counts: Counts) -> str:
-        """Give a new sink the first ids, in pieces as they were generated; returns the rest of the text."""
+        """Give a new sink the first ids, in the steps of their generation; returns the rest of the text."""
         choice, start = self.choice, 0
         for piece_ids, piece in pieces(token_ids, text, self._decode):
             num_ids = len(choice.ids) + len(piece_ids)
@@ -238,7 +238,7 @@ def pieces(token_ids: Sequence[int], text: str, decode: Decode) -> Iterator[tupl
     """All ids with the text that each adds, as far as that is the beginning of `text`.
 
     A character's tokens stay together. Ids whose text is not the next of `text`, as those of a stop
-    string that is cut away, are the last piece, without text.
+    string that is cut away, are the last step, without text.
     """
     chars, first, singles = 0, 0, decode([[token_id] for token_id in token_ids])
     for end in range(1, len(token_ids) + 1):

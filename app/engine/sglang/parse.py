@@ -98,7 +98,7 @@ class PlainChoice:
 
 
 class _Piece(NamedTuple):
-    """A parsed piece of text on its way to becoming a delta."""
+    """A parsed fragment of text that becomes a delta."""
 
     channel: Channel
     text: str
@@ -156,7 +156,7 @@ class ParsedChoice:
         finish: dict[str, Any] | None,
         logprobs: Sequence[Mapping[str, Any]] | None,
     ) -> None:
-        """One delta per piece; the ids and logprobs go with the first, the finish with the last."""
+        """One delta per fragment; the ids and logprobs go with the first, the finish with the last."""
         if not pieces:
             pieces.append(_Piece("text", ""))
         last = len(pieces) - 1
@@ -210,11 +210,11 @@ class ParsedChoice:
             call_id = self._chat._process_tool_call_id(call, history) if call.name else None  # noqa: SLF001
             tool = ToolCall(call.tool_index, call_id, call.name or None)
             yield _Piece("tool", call.parameters, tool)
-        if ended:  # SGLang closes what is left of the arguments; of a stopped call that would be invented
+        if ended:  # SGLang closes the open arguments; of a stopped call they would be invented
             yield from self._unstreamed_arguments()
 
     def _unfinished(self) -> int:
-        """Characters that the parser keeps and reads again with each piece."""
+        """Characters that the parser keeps and reads again with each fragment."""
         detector = getattr(self._tools, "detector", self._tools)
         return len(getattr(detector, "_buffer", ""))
 
@@ -317,7 +317,7 @@ class _TextBeforeCall:
         self._parsed: list[str] = []
 
     def pieces(self, text: str) -> list[str]:
-        """New text, cut so that a marker shares no piece with what stands before it."""
+        """New text, cut so that a marker shares no fragment with the text before it."""
         if self._seen_marker:
             return [text]
         self._inputs.append(text)

@@ -58,7 +58,7 @@ class _Standin:
         from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
         server = facts.server
-        trusted = False  # code that comes with a model is run by the server that serves it, not here
+        trusted = False  # a model's own code is run by the server that serves it, not here
         self.server_args = self.processor = None
         self.sampling_params_class = SamplingParams
         self.model_path = str(facts.model["model_path"])

@@ -3,10 +3,10 @@
 A long prefill is silent too. While the load that the scheduler reports still changes, the silence may last
 `PATIENCE` times as long. A forward pass whose kernels are compiled first is silent for minutes. Compilers are
 processes that the scheduler starts: while these compute, the engine does not hang. The schedulers' own
-processor time proves nothing, as ranks that wait for one another in vain compute without rest.
+processor time proves nothing, as ranks in a deadlock spin.
 
 A large model loads for minutes, and kernels are compiled for minutes: both take processor time. A process
-that waits in vain for a device or for another rank may take it too, hence the limit for the whole start.
+that waits forever for a device or another rank may take it too, hence the limit for the whole start.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class HangWatchdog(_Looks):
             compiled_s = await asyncio.to_thread(self._compiled_s) if self.is_silent else None
 
     def look(self, compiled_s: float | None) -> bool:
-        """Look once; whether the engine hangs. `compiled_s` is None where nobody has asked for it."""
+        """Look once; True if the engine hangs. `compiled_s` is None where it was not measured."""
         now_s, is_late = self._begin_look()  # after a late one, the engine's output has not been read yet
         seen = self._progress()
         is_idle = not seen.open_choices or not self._last.open_choices

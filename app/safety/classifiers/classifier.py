@@ -179,7 +179,7 @@ class Classifier:
         """The highest logit of harm of what may be read in the text, and its topics.
 
         The encoder reads the text itself, whose marks make words of other languages what they are. It reads
-        the plain form too where letters may be look-alikes, or capitals are where nobody writes them.
+        the plain form too where letters may be look-alikes, or capitals in unusual places.
         """
         blend, length = self._blend, doublings(len(text))
         plain, *others = views(text)

@@ -1,7 +1,7 @@
 """Hashed n-grams of normalized text: words 1-2 and characters 3-5, as 64-bit numbers.
 
 The hash of a span is a polynomial in its code points modulo 2**64 (arrays of unsigned integers wrap), so that
-the hashes of all spans of a text come from a few array operations. A model's table takes the upper bits of
+the hashes of all spans of a text take a few array operations. A model's table takes the upper bits of
 the mixed hash.
 
     span       polynomial, base B, salted by kind     made for
@@ -21,7 +21,7 @@ CHARS: tuple[int, ...] = (3, 4, 5)
 """Lengths of the character n-grams."""
 
 PIECE = 8192
-"""Characters hashed at once; longer texts go in pieces, whose seams lose a few n-grams."""
+"""Characters hashed at once; longer texts are cut into chunks, whose seams lose a few n-grams."""
 
 _BASE = 0x9E3779B97F4A7C15
 _PAIR = np.uint64(0xD6E8FEB86659FD93)

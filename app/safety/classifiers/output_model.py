@@ -5,7 +5,7 @@
 
 So the sum is that of the most harmful stretch that ends here, of any length: a harmless beginning hides
 nothing (Page, Biometrika 41, 1954). A repeated n-gram counts half. A token costs its own n-grams, about 3 µs,
-independent of the text before it. Reading in other pieces gives the same n-grams. The category is computed
+independent of the text before it. Reading in other chunks gives the same n-grams. The category is computed
 from the last n-grams, on demand. The model scores text and decides nothing.
 """
 
@@ -61,7 +61,7 @@ def plain_bytes(text: str) -> bytes:
 
 
 class Grams:
-    """The n-grams of a text that is read in pieces, as places in the table.
+    """The n-grams of a text that is read in chunks, as places in the table.
 
     A word counts once the byte after it was read; one of more than 64 bytes is cut.
     """

@@ -1,4 +1,4 @@
-"""Why a request is judged as it is: the text that decides and its sentences, scores, words, what policies do.
+"""The explanation of a verdict: the deciding text, its sentences, scores, words, and each policy's action.
 
 The screen reads several texts of a request, such as the newest message and the last turns as one text. Each
 is judged alone; the strictest verdict decides.
@@ -150,7 +150,7 @@ def _scores_as_json(verdict: Verdict, policy: Policy) -> dict[str, Any]:
 
 
 class _Judge(NamedTuple):
-    """Gives the verdict on what is read of a request."""
+    """Gives the verdict on the read texts of a request."""
 
     policy: Policy
     screen: PromptScreen

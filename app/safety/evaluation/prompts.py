@@ -2,7 +2,7 @@
 
 A row is a JSON object of a line: `text`, `label` (1 harmful, 0 benign), and if they are known `category`
 and `source`. The score of a text is the highest of its categories, which is one scale over all of them.
-Rates come with the 95% interval of Wilson (1927).
+Rates have the 95% interval of Wilson (1927).
 """
 
 from __future__ import annotations

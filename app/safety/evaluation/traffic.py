@@ -1,8 +1,8 @@
 """A server's own traffic by its safety records: what the policy made of it, and what others would have made.
 
 A record has the scores of everything that the screens read of a text, so that another policy judges it as the
-server would have. Two things it cannot know: whether people would have gone on differently, and, of an
-answer, whether the other policy had watched its prompt. Rates come with the 95% interval of Wilson (1927).
+server would have. Two things it cannot know: whether people would have continued differently, and, of an
+answer, whether the other policy had watched its prompt. Rates have the 95% interval of Wilson (1927).
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Guard:
         self._reading.discard(task)
         self._unwanted.discard(task.get_name())
         if not task.cancelled():
-            task.exception()  # seen: nobody may be waiting any more
+            task.exception()  # retrieved: no task may await it
 
 
 @dataclasses.dataclass(slots=True)
@@ -152,7 +152,7 @@ class _Answer:
 
 
 class GuardTier:
-    """The guard's verdicts under a policy, and what its failures mean: closed for whoever is watched."""
+    """The guard's verdicts under a policy, and its failures: a watched request fails closed."""
 
     def __init__(self, guard: Guard, counters: SafetyCounters, *, fail_open: bool) -> None:
         self._guard = guard
@@ -162,7 +162,7 @@ class GuardTier:
     async def judge(
         self, policy: Policy, conversation: Sequence[Message], *, watched: bool
     ) -> Verdict | None:
-        """What becomes of the conversation's last turn; None when the guard failed and that is let pass.
+        """The verdict on the conversation's last turn; None when the guard failed and fails open.
 
         Run as a task beside `engine.generate` and awaited before the first release; cancelling it
         stops the guard. Raises ScreenFailed when it failed and the prompt is on *watch*, or

@@ -1,7 +1,7 @@
-"""The policy in force: it turns scores into verdicts. Immutable; a reload puts another one in its place.
+"""The policy in force: it turns scores into verdicts. Immutable; a reload replaces it.
 
-A category acts at a threshold, the score that its target false positive rate stands for in the table
-that came with the classifiers. The variants of a policy (`PolicyVariant`) are made when they are asked for.
+A category acts at a threshold, the score of its target false positive rate in the table
+that is shipped with the classifiers. The variants of a policy (`PolicyVariant`) are made at first use.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Policy:
         self.answer_record_floor = self._record_floor("output")
         """The least harm of an answer on which any policy could act."""
         self.prompt_record_floor = self._record_floor("categories")
-        """The same of a prompt, by n-grams and encoder."""
+        """The least harm of a prompt on which any policy could act, by n-grams and encoder."""
         self.hash = self._hash()
         """Sixteen hex digits over rules, thresholds and texts; with every event."""
 
@@ -393,9 +393,9 @@ def _watch(action: Action | None) -> Action | None:
 
 
 def _named(verdict: Verdict) -> str | None:
-    """The category of a verdict that a person is told of: none where another is nearly as likely.
+    """The category that the notice names: none where another is nearly as likely.
 
-    Whoever may think of self-harm is told of help even so.
+    Of self-harm the notice offers help even so.
     """
     scores = verdict.scores
     top = max(scores, key=lambda category: scores[category], default=None)

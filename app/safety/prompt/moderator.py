@@ -1,4 +1,4 @@
-"""Results for texts that are no one's request: `/moderations` asks for them; by the prompt screen."""
+"""Results of the prompt screen for texts outside of a chat request: `/moderations`."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class PromptScreen:
     ) -> tuple[Verdict, bool] | None:
         """The verdict on a prompt of so little harm that no category can do anything; None for others.
 
-        What is read for it is left in `looked`.
+        `looked` collects the read texts.
         """
         if not _is_read_whole(turns):
             return None

@@ -80,7 +80,7 @@ class ScreenedSession(SafetySession):
         return {} if verdict is None else {"verdict": as_state(verdict), "strict": self._strict}
 
     async def restore(self, request: ChatRequest, past: PastTurns, state: Mapping[str, Any]) -> None:
-        """See SafetySession. A prompt that was not judged then is watched at least."""
+        """Restore a suspended session. A prompt that was not judged then is watched at least."""
         role = await self._read_texts(request, past, guarded=False)
         if state:
             verdict = from_state(state["verdict"])
@@ -165,7 +165,7 @@ class ScreenedSession(SafetySession):
             self._judged.add_watched(self._turns.recent[-1:], verdict)
 
     async def render(self, engine: Engine, request: ChatRequest) -> Prompt:
-        """See SafetySession. What only the full verdict watches gets the strict text a turn later.
+        """Render the prompt under its policy. Watched by the full verdict only, it is strict a turn later.
 
         A prompt that may well be refused is judged before the engine computes it, and before it is stored.
         """
@@ -286,4 +286,4 @@ def _check_images(policy: Policy, messages: Sequence[Message]) -> None:
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
-        task.exception()  # nobody may be waiting any more
+        task.exception()  # retrieved: no task may await it

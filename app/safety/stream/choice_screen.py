@@ -31,7 +31,7 @@ class StreamState(Enum):
     clear    it goes out at once
     held     the newest tokens wait for those that follow
     review   all that is held waits for the second-stage classifier
-    halted   what is held is dropped, and the answer ends
+    halted   the held text is dropped, and the answer ends
     """
 
     CLEAR = "clear"
@@ -212,7 +212,7 @@ class ChoiceScreen:
         return self.state
 
     def release(self) -> Sequence[Delta]:
-        """Take out what may be released of what is held: all of it once the choice has ended."""
+        """Take the held deltas that may be released: all of them once the choice has ended."""
         held, spans = self.held, self._spans
         last = held.queue[-1][0]
         if last.finish_reason is not None:
@@ -225,7 +225,7 @@ class ChoiceScreen:
         return EVERYWHERE if self._spans is None else self._spans.decided(shortest)
 
     def _end(self, last: Delta) -> Sequence[Delta]:
-        """Release what is held to the last delta, less what may begin a span where a caller chose the end."""
+        """Release the held deltas, less a possible beginning of a span where a caller chose the end."""
         if not self._is_chosen_by_caller(last):
             return self.held.release(_ALL_TOKENS, EVERYWHERE)
         stop, spans = last.matched_stop, self._spans

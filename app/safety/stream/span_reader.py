@@ -5,7 +5,7 @@
     logprobs         their tokens, and for each the likely others
 
 Positions are counted in folded characters over all channels. A character costs the same whatever stands
-before it. Knows nothing of tokens or of what is held.
+before it. Knows nothing of tokens or of held text.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class SpanReader:
         return self.finds(name)
 
     def finds_in(self, text: str) -> bool:
-        """True if a text that stands for itself has a span in it."""
+        """True if a text, read on its own, has a span in it."""
         return self._list.found_in(text)
 
     def finds_in_logprobs(self, entries: Sequence[Mapping[str, Any]]) -> bool:

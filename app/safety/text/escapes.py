@@ -1,4 +1,4 @@
-r"""A piece of text with its escapes decoded as a client decodes them, wherever a piece ends.
+r"""A chunk of text with its escapes decoded as a client decodes them, wherever a chunk ends.
 
 Decoded are the escapes of JSON and of programs (`\u0063`, `\x63`, `\n`, surrogate pairs) and the entities of
 HTML (`&#99;`, `&shy;`), which Markdown renders; nested ones too. A run of backslashes counts as one, so
@@ -31,7 +31,7 @@ _LONGEST_UNFINISHED = 40
 
 
 def unescape(text: str) -> tuple[str, str]:
-    """The text with its escapes decoded, and an escape at its end that the next piece has the rest of."""
+    """The text with its escapes decoded, and an escape at its end that the next chunk completes."""
     pending = ""
     for _ in range(_NESTED):
         if "\\" in text:

@@ -20,7 +20,7 @@ from app.safety.text.normalize import bounded
 LEXICONS = Path(__file__).parents[1] / "lexicons"
 """A file for each language, named by its code: lines of a form, a tab and its English."""
 LEAST_STEM = {"hi": 3, "id": 4}
-"""Letters of the shortest stem that stands for a longer word, by language."""
+"""Letters of the shortest stem that represents a longer word, by language."""
 LONGEST_ENDING = 5
 """Letters that a word may have behind its stem."""
 LONGEST_IDIOM = 4

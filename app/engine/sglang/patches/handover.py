@@ -6,8 +6,8 @@ service) take SGLang's path. For ours this leaves out what that path also does: 
 tokenizer-side metrics and traces, request dumps, LoRA release, weight versions, hidden states and
 speculative-decoding details; none of it is offered through `SGLangEngine`, which measures for itself.
 
-Nothing here ends the process: a failure goes once to `on_failure`. Output that does not agree with what came
-before ends its own choice, and no other.
+Nothing here ends the process: a failure goes once to `on_failure`. Output that contradicts earlier
+output ends its own choice, and no other.
 """
 
 from __future__ import annotations
