@@ -116,7 +116,7 @@ class Runtime:
         self.budgets = Budgets(self.database, self.limiter)
         self.abuse = AbuseWatch(self.database)
         self.prefixes = PrefixReport(log)
-        self.restarts.listen(log, lambda: self.prefixes.restarted(self.engine.model.id))
+        self.restarts.attach(log, lambda: self.prefixes.restarted(self.engine.model.id))
         self.num_reconciled = 0
         """Requests that a dead process had left open and this one's start has settled."""
         self.journal, self.suspensions = self._build_journal()

@@ -30,7 +30,7 @@ CODES = (KeyOverloaded.default_code, Overloaded.default_code, "queue_timeout")
 class QueueBounds:
     """Bounds of the queue and of waiting times, in seconds; 0 tokens means `AdmissionTuning.queue_pools`.
 
-    `soon_s` is the longest expected wait, in tiers other than batch.
+    `max_expected_s` bounds the expected wait, in tiers other than batch.
     """
 
     max_queued_requests: int = 2048
@@ -38,7 +38,7 @@ class QueueBounds:
     deadline_s: Mapping[Tier, float] = field(
         default_factory=lambda: {"interactive": 5.0, "standard": 10.0, "batch": 300.0}
     )
-    soon_s: float = math.inf
+    max_expected_s: float = math.inf
 
     @classmethod
     def of(cls, settings: Settings, tuning: AdmissionTuning) -> QueueBounds:
@@ -48,8 +48,8 @@ class QueueBounds:
             "standard": settings.queue_standard_s,
             "batch": settings.queue_batch_s,
         }
-        soon_s = tuning.wait_of_ttft * settings.ttft_target_s
-        return cls(settings.max_queued_requests, settings.max_queued_tokens, deadline_s, soon_s)
+        max_expected_s = tuning.wait_of_ttft * settings.ttft_target_s
+        return cls(settings.max_queued_requests, settings.max_queued_tokens, deadline_s, max_expected_s)
 
 
 class RetrySlots:
@@ -193,7 +193,7 @@ class LoadShedder:
     def max_wait_s(self, tenant: Tenant) -> float:
         """Seconds that a key's next request may wait by expectation."""
         usable_s = self._tuning.usable_deadline * self._deadline_s[tenant.rank]
-        return usable_s if tenant.tier == "batch" else min(usable_s, self.bounds.soon_s)
+        return usable_s if tenant.tier == "batch" else min(usable_s, self.bounds.max_expected_s)
 
     def wait_s(self, tenant: Tenant, now_s: float) -> float:
         """Seconds that a key's next request would wait by expectation, if it is as its others are."""

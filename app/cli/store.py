@@ -173,9 +173,9 @@ def _write_out(documents: Iterable[tuple[str, Iterable[bytes]]], *, as_list: boo
     """Write documents to standard output: one JSON object, a list of objects, or Markdown texts."""
     out = sys.stdout.buffer
     out.write(b'{"object": "list", "data": [' if as_list else b"")
-    for number, (_, pieces) in enumerate(documents):
+    for number, (_, chunks) in enumerate(documents):
         out.write((b",\n" if as_list else b"\n") if number else b"")
-        out.writelines(pieces)
+        out.writelines(chunks)
     out.write(b"]}\n" if as_list else b"\n")
     out.flush()
 
@@ -183,13 +183,13 @@ def _write_out(documents: Iterable[tuple[str, Iterable[bytes]]], *, as_list: boo
 def _write_files(documents: Iterable[tuple[str, Iterable[bytes]]], args: argparse.Namespace) -> list[Path]:
     """Write one new file, or a directory with one file for each conversation, of mode 0600."""
     files = []
-    for id_, pieces in documents:
+    for id_, chunks in documents:
         path = args.out / f"{id_}{FORMATS[args.format].suffix}" if args.id == ALL else args.out
         try:
             if args.id == ALL:
                 args.out.mkdir(parents=True, exist_ok=True)
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.writelines(pieces)
+                file.writelines(chunks)
         except OSError as exc:
             raise StoreRefused(f"{path} cannot be written: {exc.strerror}.") from exc
         files.append(path)

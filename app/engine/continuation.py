@@ -221,8 +221,8 @@ def replay(
     steps = []
     for token_id in token_ids:
         text.cut()
-        piece, finish = text.take(token_id, text.own_end(token_id))
-        steps.append(Replayed(token_id, piece, finish, text.reasoning_tokens))
+        new_text, finish = text.take(token_id, text.own_end(token_id))
+        steps.append(Replayed(token_id, new_text, finish, text.reasoning_tokens))
         if finish is not None:
             break
     text.cut()

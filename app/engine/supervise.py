@@ -138,7 +138,7 @@ class RestartHistory:
         self.reason: str | None = None
         """The reason of a loss that is not made good yet."""
 
-    def listen(self, log: FilteringBoundLogger, on_restart: Callable[[], None]) -> None:
+    def attach(self, log: FilteringBoundLogger, on_restart: Callable[[], None]) -> None:
         """Log from now on, and call `on_restart` when the engine is back, with nothing cached."""
         self._log, self._on_restart = log, on_restart
 

@@ -161,17 +161,17 @@ def _covers_all_bytes(model: Mapping[str, Any], *, byte_level: bool) -> bool:
     """True if no text is unknown to the vocabulary, so that all of it becomes tokens."""
     if model["type"] not in {"BPE", "Unigram"}:
         return False
-    vocabulary = set(_pieces(model))
+    vocabulary = set(_tokens_of(model))
     if byte_level:
         return vocabulary >= _bytes_of_characters().keys()
     return bool(model.get("byte_fallback")) and all(f"<0x{value:02X}>" in vocabulary for value in range(256))
 
 
-def _pieces(model: Mapping[str, Any]) -> Iterator[str]:
+def _tokens_of(model: Mapping[str, Any]) -> Iterator[str]:
     if model["type"] == "BPE":
         yield from model["vocab"]
     else:
-        yield from (piece for piece, _score in model["vocab"])
+        yield from (token for token, _score in model["vocab"])
 
 
 def _tokens(
@@ -179,8 +179,8 @@ def _tokens(
 ) -> Iterator[tuple[bytes, int]]:
     """The bytes that each token covers at most, and those that its seams add."""
     characters = _bytes_of_characters() if byte_level else {_META_SPACE: b" "}
-    for piece in _pieces(model):
-        yield b"".join(characters.get(character) or character.encode() for character in piece), 0
+    for token in _tokens_of(model):
+        yield b"".join(characters.get(character) or character.encode() for character in token), 0
     for token in added:
         content: str = token["content"]
         if normalize is None:

@@ -79,7 +79,7 @@ class JournalEntry:
         *,
         reserved: asyncio.Future[int],
         terms: Terms,
-        hurry: Callable[[], None] = lambda: None,
+        commit_now: Callable[[], None] = lambda: None,
         key_id: str | None = None,
         progress: Progress = Progress(),  # frozen
     ) -> None:
@@ -107,7 +107,7 @@ class JournalEntry:
         self.request_seq: int | None = None
         """The reservation's row, once it is committed."""
         self._reserved = reserved
-        self._hurry = hurry
+        self._commit_now = commit_now
         self._counts = counts
         self._released: dict[int, Counts] = dict(progress.released)
         ids = progress.token_ids or [()] * turn.request.n
@@ -127,7 +127,7 @@ class JournalEntry:
     async def committed(self) -> None:
         """Wait until the reservation is committed. Raises StorageUnavailable, NotFound."""
         if self.request_seq is None:
-            self._hurry()
+            self._commit_now()
             self.request_seq = await asyncio.shield(self._reserved)
 
     def checkpoint(self) -> Checkpoint | None:

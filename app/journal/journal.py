@@ -141,7 +141,7 @@ class Journal:
             return request_seq
 
         reserved = self._database.submit(unit, linger_s=min(self._lead_s / 2, LINGER_S))
-        hurry = partial(self._hurry, time.monotonic())
+        commit_now = partial(self._commit_now, time.monotonic())
         entry = JournalEntry(
             turn,
             prompt,
@@ -149,7 +149,7 @@ class Journal:
             counts,
             reserved=reserved,
             terms=reservation.terms,
-            hurry=hurry,
+            commit_now=commit_now,
             key_id=key_id,
         )
         if self._database.failing:
@@ -169,7 +169,7 @@ class Journal:
         """Checkpoint an entry no more."""
         self._live.discard(entry)
 
-    def _hurry(self, reserved_at_s: float) -> None:
+    def _commit_now(self, reserved_at_s: float) -> None:
         """A reservation is waited for: how long after it was made tells how long the next may linger."""
         lead_s = time.monotonic() - reserved_at_s
         self._lead_s = min(lead_s, self._lead_s + (lead_s - self._lead_s) / 8)

@@ -27,7 +27,7 @@ from app.resume.continue_answer import NewAnswer
 from app.resume.pending import Suspensions
 from app.safety.session.session import SafetySession
 from app.stream.token_stream import TokenStream
-from app.stream.transcript import answers
+from app.stream.transcript import build_messages
 
 _STOPPING = (
     "The server is stopping, and continues this answer when it is back; send the request again with its"
@@ -117,5 +117,5 @@ class Finalizer:
 def _released(stream: TokenStream) -> Iterator[Mapping[str, Any]]:
     """The messages of the answer so far. A generator: the stream is read where they are asked for."""
     with contextlib.suppress(ReplayExpired):  # the beginning of a very long one is not held any more
-        for answer in answers(*stream.whole()).values():
+        for answer in build_messages(*stream.whole()).values():
             yield answer.message

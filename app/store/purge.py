@@ -35,7 +35,7 @@ T = TypeVar("T")
 PERIOD_S = 3600.0
 CHECKPOINT_S = 60.0
 """Seconds between two checkpoints of the write-ahead log, at least, for text deleted in other ways."""
-QUIET_S = 60.0
+IDLE_S = 60.0
 """Seconds without a write after which the file may be written anew."""
 RETRY_S = 600.0
 """Seconds after a VACUUM that gave way to a write until the next is tried."""
@@ -92,15 +92,15 @@ class Purge:
     async def _vacuum(self) -> None:
         units_before = -1
         while True:
-            await asyncio.sleep(QUIET_S)
+            await asyncio.sleep(IDLE_S)
             units = self._database.num_units
-            quiet, units_before = units == units_before, units
+            idle, units_before = units == units_before, units
             if not (self._wiped or self._erased):
                 continue
             if time.monotonic() > self._overdue_at_s:
                 self._log.warning("vacuum_overdue", hint="purged text may be in the file: docs/storage.md")
                 self._overdue_at_s = time.monotonic() + VACUUM_PERIOD_S
-            if quiet:
+            if idle:
                 done = await self._tried(self.compact, postponed="vacuum_postponed")
                 await asyncio.sleep(VACUUM_PERIOD_S if done else RETRY_S)
 

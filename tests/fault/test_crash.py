@@ -27,7 +27,7 @@ def test_twenty_kills_leave_true_streams_and_balanced_books(tmp_path):
     assert result["ends"]["interrupted"] > 100
     assert result["ends"]["length"] > 50
     assert 0 < result["worst_shortfall_s"] < 1.5
-    assert result["most_billed_beyond_heard_tokens"] == 0
+    assert result["most_billed_beyond_received_tokens"] == 0
 
 
 @pytest.mark.sglang

@@ -51,7 +51,7 @@ class Access:
 
         return handle
 
-    def in_turn(self, handler: Handler, *, admin: bool = False) -> Endpoint:
+    def one_at_a_time(self, handler: Handler, *, admin: bool = False) -> Endpoint:
         """Like `paced`, one request of an owner at a time: for routes that read the store and no body."""
 
         async def handle(request: Request) -> ASGIApp:

@@ -27,7 +27,7 @@ from app.stream.ring import (
     ToolStarted,
 )
 from app.stream.token_stream import TokenStream, usage_of
-from app.stream.transcript import ChoiceMessage, answers
+from app.stream.transcript import ChoiceMessage, build_messages
 
 RETRY_MS = 1000
 _FIELD = {"text": b'"content"', "reasoning": b'"reasoning_content"'}
@@ -174,7 +174,7 @@ def completion(stream: TokenStream) -> dict[str, Any]:
     if request.conversation_id is not None:
         answer |= {"conversation_id": request.conversation_id, "message_id": request.message_id}
     answer |= {event.field: event.value for event in specials if isinstance(event, Notice)}
-    choices = answers(parts, specials)
+    choices = build_messages(parts, specials)
     answer["choices"] = [_choice(i, choices[i], parts) for i in sorted(choices)]
     answer["usage"] = stream.usage
     return answer

@@ -20,7 +20,7 @@ from app.metering.estimate import texts_estimate
 from app.metering.limits import Lease, Limiter
 from app.safety import moderation
 from app.safety.prompt.moderator import Moderator
-from app.safety.prompt.prompt_screen import QUICK_CHARS
+from app.safety.prompt.prompt_screen import FAST_CHARS
 
 MAX_BYTES = ROOM_BYTES + 6 * MAX_CHARS
 """Bytes of a body: in JSON's ASCII a letter takes up to six."""
@@ -81,7 +81,7 @@ class ModerationRoutes:
         """A result for each text; callers take turns, text by text."""
         results = []
         for text in texts:
-            gate = self._short if len(text) <= QUICK_CHARS else self._long
+            gate = self._short if len(text) <= FAST_CHARS else self._long
             async with gate.place(owner):
                 results.append(await judge(text))
             await asyncio.sleep(0)  # remembered texts are judged without waiting

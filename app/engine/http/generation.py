@@ -350,20 +350,20 @@ class RemoteGeneration:
 
     def _continue(self, text: ContinuedText, step: ChoiceStep) -> Finish | None:
         """Hand over what a step adds behind a cut; returns the finish, which may be before the server's."""
-        finish, pieces, taken = step.finish, [], 0
+        finish, texts, taken = step.finish, [], 0
         for token_id in step.token_ids:
             taken += 1
-            piece, finish = text.take(token_id, step.finish if taken == len(step.token_ids) else None)
-            pieces.append(piece)
+            new_text, finish = text.take(token_id, step.finish if taken == len(step.token_ids) else None)
+            texts.append(new_text)
             if finish is not None:
                 break
         if not taken and finish is not None:
-            pieces.append(text.end(finish))
+            texts.append(text.end(finish))
         self._counts = Counts(
             self._counts.prompt_tokens, text.num_tokens, self._cached(step), text.reasoning_tokens
         )
         logprobs = None if step.logprobs is None else step.logprobs.first(taken)
-        self._hand_over("".join(pieces), step.token_ids[:taken], finish, logprobs)
+        self._hand_over("".join(texts), step.token_ids[:taken], finish, logprobs)
         return finish
 
     def _cached(self, step: ChoiceStep) -> int:

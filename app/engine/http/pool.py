@@ -121,7 +121,7 @@ class ServerPool:
         self.gate = ContinueGate()
         self.options = options
         self._on_hung = on_hung
-        self._came_back = asyncio.Event()
+        self._any_back = asyncio.Event()
         self._identity: tuple[str, ...] = ()
         self._watching: list[asyncio.Task[None]] = []
 
@@ -137,8 +137,8 @@ class ServerPool:
     async def wait_for_server(self) -> None:
         """Wait until a server takes requests."""
         while not self.is_healthy:
-            self._came_back.clear()
-            await self._came_back.wait()
+            self._any_back.clear()
+            await self._any_back.wait()
 
     @property
     def is_healthy(self) -> bool:
@@ -220,7 +220,7 @@ class ServerPool:
     async def _probe(self, server: RemoteServer) -> None:
         if await self._is_back(server):
             server.breaker.close()
-            self._came_back.set()
+            self._any_back.set()
         else:
             self._cut(server, only_silent=True)
 

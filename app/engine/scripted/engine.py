@@ -38,7 +38,7 @@ _SENTENCE = (
     ' when the line drops naïve 世界 😀 "quoted" back\\slash <tag> & done'
 )
 _WORDS = (*_SENTENCE.split(), "tab\tnew\nline", "e\u0301", "\u05e9\u05dc\u05d5\u05dd")
-_PIECES = {token_id(word): word + " " for word in _WORDS}
+_TEXTS = {token_id(word): word + " " for word in _WORDS}
 """The words that answers are made of, by their ids."""
 _REMEMBERED_PAGES = 4096
 _FAULTS = ("", "fail", "die", "hang", "overload", "miscount")
@@ -307,10 +307,10 @@ class ScriptedEngine:
 
 def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:
     """The words of a plain scripted answer, one a token."""
-    return list(islice(_pieces(seed, choice), tokens))
+    return list(islice(_words(seed, choice), tokens))
 
 
-def _pieces(seed: int, choice: int) -> Iterator[str]:
+def _words(seed: int, choice: int) -> Iterator[str]:
     """The words of an endless answer, each made when it is due: a long answer begins as fast as any."""
     rng = random.Random(f"{seed}:{choice}")  # noqa: S311  # reproducible, not secret
     while True:
@@ -320,19 +320,19 @@ def _pieces(seed: int, choice: int) -> Iterator[str]:
 def _choice(answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
     script, body = answer.script, answer.request.body
     length = answer.max_tokens if script.shared and body.get("ignore_eos") else script.tokens
-    earlier = [_PIECES[token_id] for token_id in answer.continued[choice]] if answer.continued else []
-    later = islice(_pieces(body.get("seed", script.seed), choice), len(earlier), None)
+    earlier = [_TEXTS[token_id] for token_id in answer.continued[choice]] if answer.continued else []
+    later = islice(_words(body.get("seed", script.seed), choice), len(earlier), None)
     length = max(length, len(earlier))
     budget = min(length, answer.max_tokens)
     cut = _Stop(body.get("stop") or ())
     miscounted = script.fault_after if script.fault == "miscount" and choice == 0 else budget
     counts = Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0)
-    for index, piece in enumerate(islice(chain(earlier, later), budget), start=1):
+    for index, word in enumerate(islice(chain(earlier, later), budget), start=1):
         thinking = index <= script.reasoning
         claimed = index + (index > miscounted)
         counts = Counts(answer.prompt_tokens, claimed, answer.cached_tokens, min(index, script.reasoning))
-        text = piece if thinking else cut.kept(piece)
-        token_ids = (token_id(piece.rstrip(" ")),)
+        text = word if thinking else cut.kept(word)
+        token_ids = (token_id(word.rstrip(" ")),)
         yield Delta(choice, "reasoning" if thinking else "text", text, token_ids, counts)
         if cut.hit is not None:
             yield Delta(choice, "text", "", (), counts, "stop", matched_stop=cut.hit)
@@ -354,13 +354,13 @@ class _Stop:
         self._text = ""
         self.hit: str | None = None
 
-    def kept(self, piece: str) -> str:
+    def kept(self, word: str) -> str:
         if not self._stops:
-            return piece
-        previous, self._text = self._text, self._text + piece
+            return word
+        previous, self._text = self._text, self._text + word
         self.hit = next((s for s in self._stops if s in self._text), None)
         if self.hit is None:
-            return piece
+            return word
         return self._text.split(self.hit)[0][len(previous) :]
 
 

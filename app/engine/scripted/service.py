@@ -141,7 +141,7 @@ class Service:
 
     async def _serve(self) -> None:
         while self._waiting or self._running:
-            seats = list(self._taken_in())
+            seats = list(self._admitted())
             if seats:
                 await self._prefill(seats)
             else:
@@ -159,7 +159,7 @@ class Service:
         """A prompt needs a page beyond itself; into an empty pool everything fits."""
         return not self._running or self.used_tokens + seat.held_tokens + 16 <= self._pool_tokens
 
-    def _taken_in(self) -> Iterator[Seat]:
+    def _admitted(self) -> Iterator[Seat]:
         """The first of those that wait, as many as fit; beside others no more than so much prompt."""
         tokens = 0
         while self._waiting and self._fits(self._waiting[0]):

@@ -68,6 +68,6 @@ def taken_over(token_ids: list[int], past: Sequence[Sequence[int]]) -> tuple[int
     return len(past), None
 
 
-def token_id(piece: str) -> int:
+def token_id(word: str) -> int:
     """The id of a word."""
-    return zlib.crc32(piece.encode()) % VOCABULARY
+    return zlib.crc32(word.encode()) % VOCABULARY

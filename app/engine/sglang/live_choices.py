@@ -225,16 +225,16 @@ class Replay:
     def _hand_over(self, token_ids: Sequence[int], text: str, counts: Counts) -> str:
         """Give a new sink the first ids, in the steps of their generation; returns the rest of the text."""
         choice, start = self.choice, 0
-        for piece_ids, piece in pieces(token_ids, text, self._decode):
-            num_ids = len(choice.ids) + len(piece_ids)
+        for step_ids, step_text in steps(token_ids, text, self._decode):
+            num_ids = len(choice.ids) + len(step_ids)
             reasoning = min(counts.reasoning_tokens, num_ids)
             so_far = counts._replace(completion_tokens=num_ids, reasoning_tokens=reasoning)
-            choice.take(piece, piece_ids, None, so_far, NO_STEP)
-            start += len(piece)
+            choice.take(step_text, step_ids, None, so_far, NO_STEP)
+            start += len(step_text)
         return text[start:]
 
 
-def pieces(token_ids: Sequence[int], text: str, decode: Decode) -> Iterator[tuple[list[int], str]]:
+def steps(token_ids: Sequence[int], text: str, decode: Decode) -> Iterator[tuple[list[int], str]]:
     """All ids with the text that each adds, as far as that is the beginning of `text`.
 
     A character's tokens stay together. Ids whose text is not the next of `text`, as those of a stop
@@ -243,12 +243,12 @@ def pieces(token_ids: Sequence[int], text: str, decode: Decode) -> Iterator[tupl
     chars, first, singles = 0, 0, decode([[token_id] for token_id in token_ids])
     for end in range(1, len(token_ids) + 1):
         ids = list(token_ids[first:end])
-        piece = singles[first] if len(ids) == 1 else decode([ids])[0]
-        if BROKEN in piece and len(ids) < LONGEST_CHARACTER:
+        step_text = singles[first] if len(ids) == 1 else decode([ids])[0]
+        if BROKEN in step_text and len(ids) < LONGEST_CHARACTER:
             continue
-        if not text.startswith(piece, chars):
+        if not text.startswith(step_text, chars):
             break
-        yield ids, piece
-        chars, first = chars + len(piece), end
+        yield ids, step_text
+        chars, first = chars + len(step_text), end
     if first < len(token_ids):
         yield list(token_ids[first:]), ""

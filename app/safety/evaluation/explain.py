@@ -28,11 +28,11 @@ from app.safety.verdict import ACTIONS, Action, Verdict, highest, stricter
 
 MAX_CHARS = 20_000
 """Characters of a text that is explained."""
-MAX_PIECES = 40
+MAX_SPANS = 40
 """Sentences; where there are more, neighbours count as one."""
 LEVELS = 3
 """Rounds in which the sentences of neighbours that decide are tried one by one."""
-MAX_PIECES_OF_LONG = 24
+MAX_SPANS_OF_LONG = 24
 """Sentences of a text over LONG_CHARS, which the n-grams read for several milliseconds each time."""
 LONG_CHARS = 4_000
 TRIES = 3
@@ -72,7 +72,7 @@ async def explain(
     judge = _Judge(enforced, screen)
     verdict = await judge(turns)
     classified = verdict if verdict.lifted is None else await judge(_without_allow(turns))
-    texts = await _judged_apart(body, turns, classified, judge)
+    texts = await _judge_each(body, turns, classified, judge)
     _, read, alone = texts[0]
     span = None
     if alone.action is not None:
@@ -171,7 +171,7 @@ def _without_allow(turns: Turns) -> Turns:
     return turns._replace(edited=lambda _edit: None)
 
 
-async def _judged_apart(
+async def _judge_each(
     body: Mapping[str, Any], turns: Turns, classified: Verdict, judge: _Judge
 ) -> list[JudgedText]:
     """The verdict on each text that is read, the strictest first; of equals the newest."""
@@ -218,7 +218,7 @@ async def _deciding(read: Read, verdict: Verdict, judge: _Judge, harm_of: Callab
     """
     text = read.text
     within = Span(0, len(text))
-    limit = MAX_PIECES if len(text) <= LONG_CHARS else MAX_PIECES_OF_LONG
+    limit = MAX_SPANS if len(text) <= LONG_CHARS else MAX_SPANS_OF_LONG
     for _ in range(LEVELS):
         single = [span for span in sentences(text) if span.start >= within.start and span.end <= within.end]
         spans = joined(single, limit)

@@ -1,4 +1,4 @@
-"""The prompt screen: a quick look on the loop, a thorough one in a thread of its own.
+"""The prompt screen: a fast look on the loop, a thorough one in a thread of its own.
 
 Every character is read. A long text is read in slices; its ends, where the request stands as a rule,
 are held to the policy's targets as they are, and the slices between them, the more there are the more
@@ -45,9 +45,9 @@ from app.safety.verdict import (
 
 T = TypeVar("T")
 
-QUICK_CHARS = 2 * SLICE_CHARS
+FAST_CHARS = 2 * SLICE_CHARS
 """Characters of a text that `ngram_verdict` reads whole; of a longer one, the first and last slice."""
-QUICK_EARLIER = 3
+FAST_EARLIER = 3
 """Earlier turns without remembered scores that `ngram_verdict` scores; `full_verdict` scores all."""
 LOOKED_AT = 512
 """Earlier turns of which `ngram_verdict` looks up the remembered scores."""
@@ -209,15 +209,15 @@ class PromptScreen:
         scores: Scores = {}
         doubted: Scores = {}
         for text, weight, _ in turns.newest:
-            for piece in ends(text):
-                scores = highest(scores, _faded(self._texts.by_ngrams(piece, looked), weight))
+            for chunk in ends(text):
+                scores = highest(scores, _faded(self._texts.by_ngrams(chunk, looked), weight))
         new = 0
         for text, weight, watch in turns.earlier[:LOOKED_AT]:
-            for piece in ends(text):
-                remembered = self._texts.remembered(piece)
-                if remembered is None and new < QUICK_EARLIER:
+            for chunk in ends(text):
+                remembered = self._texts.remembered(chunk)
+                if remembered is None and new < FAST_EARLIER:
                     new += 1
-                    remembered = self._texts.by_ngrams(piece, looked)
+                    remembered = self._texts.by_ngrams(chunk, looked)
                 scores = highest(scores, _faded(remembered or {}, weight))
                 doubted = highest(doubted, remembered or {}) if watch else doubted
         return scores, doubted
@@ -250,35 +250,35 @@ class PromptScreen:
         """
         if not skip_below and len(earlier) <= ENCODED_TEXTS:
             return {}
-        pieces = [slices(read.text) for read in earlier]
+        chunks = [slices(read.text) for read in earlier]
         scores = iter(
-            await self._texts.all_by_ngrams(work, [piece for of_text in pieces for piece in of_text])
+            await self._texts.all_by_ngrams(work, [chunk for of_text in chunks for chunk in of_text])
         )
-        quick: dict[int, _SlicedScores] = {}
-        for number, of_text in enumerate(pieces):
+        fast: dict[int, _SlicedScores] = {}
+        for number, of_text in enumerate(chunks):
             if number % MERGED == 0:
                 await asyncio.sleep(0)
-            quick[number] = _SlicedScores(highest(*islice(scores, len(of_text))), {}, 0)
-        worst = sorted(quick, key=lambda number: -harm(quick[number].ends))[:ENCODED_TEXTS]
+            fast[number] = _SlicedScores(highest(*islice(scores, len(of_text))), {}, 0)
+        worst = sorted(fast, key=lambda number: -harm(fast[number].ends))[:ENCODED_TEXTS]
         for number in worst:
-            sure = harm(quick[number].ends) < skip_below and earlier[number].text.isascii()
-            if not (sure and await self._texts.is_language(work, pieces[number])):
-                del quick[number]
-        return quick
+            sure = harm(fast[number].ends) < skip_below and earlier[number].text.isascii()
+            if not (sure and await self._texts.is_language(work, chunks[number])):
+                del fast[number]
+        return fast
 
     async def _read_one(self, work: Work, read: Read) -> _SlicedScores:
-        pieces = slices(read.text)
-        between = pieces[1:-1]
+        chunks = slices(read.text)
+        between = chunks[1:-1]
         at_ends: Scores = {}
-        for piece in (pieces[0], pieces[-1])[: len(pieces)]:
-            at_ends = highest(at_ends, await self._texts.by_encoder(work, piece))
-        quick = await self._texts.all_by_ngrams(work, between)
-        worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED_SLICES]
+        for chunk in (chunks[0], chunks[-1])[: len(chunks)]:
+            at_ends = highest(at_ends, await self._texts.by_encoder(work, chunk))
+        fast = await self._texts.all_by_ngrams(work, between)
+        worst = sorted(range(len(between)), key=lambda i: -harm(fast[i]))[:ENCODED_SLICES]
         for i in worst:
-            quick[i] = await self._texts.by_encoder(work, between[i])
+            fast[i] = await self._texts.by_encoder(work, between[i])
         merged: Scores = {}
-        for start in range(0, len(quick), MERGED):
-            merged = highest(merged, *quick[start : start + MERGED])
+        for start in range(0, len(fast), MERGED):
+            merged = highest(merged, *fast[start : start + MERGED])
             await asyncio.sleep(0)
         return _SlicedScores(at_ends, merged, len(between))
 
@@ -293,7 +293,7 @@ class PromptScreen:
 
 def ends(text: str) -> Iterator[str]:
     """The parts of a text that `ngram_verdict` reads: all of it, or its first and its last slice."""
-    if len(text) <= QUICK_CHARS:
+    if len(text) <= FAST_CHARS:
         yield text
     else:
         yield text[:SLICE_CHARS]
@@ -306,9 +306,9 @@ def _turns(conversation: Conversation) -> Turns:
 
 def _is_read_whole(turns: Turns) -> bool:
     """True if `ngram_verdict` reads all of it."""
-    if len(turns.earlier) > QUICK_EARLIER:
+    if len(turns.earlier) > FAST_EARLIER:
         return False
-    return max((len(read.text) for read in (*turns.newest, *turns.earlier)), default=0) <= QUICK_CHARS
+    return max((len(read.text) for read in (*turns.newest, *turns.earlier)), default=0) <= FAST_CHARS
 
 
 def _faded(scores: Scores, weight: float) -> Scores:

@@ -10,7 +10,7 @@ from app.concurrency.owner_threads import OwnerThreads, Work
 from app.safety.prompt.remembered import Remembered
 from app.safety.verdict import NgramResult, Scores, checked
 
-QUICK_SLICES = 16
+NGRAM_BATCH = 16
 """Slices that the n-grams read in one turn: about 6 ms, less than what the encoder takes for one."""
 MERGED = 512
 """Texts or slices whose scores are put together in one turn of the loop: 2 ms."""
@@ -21,7 +21,7 @@ REMEMBERED = 8_192
 class PromptClassifier(Protocol):
     """The classifier (app.safety.classifiers.classifier). Both may be called at once, in two threads.
 
-    A text has at most QUICK_CHARS characters, and all of it is read.
+    A text has at most FAST_CHARS characters, and all of it is read.
     """
 
     def fast(self, text: str) -> NgramResult:
@@ -75,10 +75,10 @@ class TextScores:
         return self._ngrams.put(key, checked(result.scores()))
 
     async def all_by_ngrams(self, work: Work, texts: Sequence[str]) -> list[Scores]:
-        """The n-grams' scores of each text, in the thread: QUICK_SLICES at a time."""
+        """The n-grams' scores of each text, in the thread: NGRAM_BATCH at a time."""
         scores: list[Scores] = []
-        for start in range(0, len(texts), QUICK_SLICES):
-            batch = texts[start : start + QUICK_SLICES]
+        for start in range(0, len(texts), NGRAM_BATCH):
+            batch = texts[start : start + NGRAM_BATCH]
             keys = [self._ngrams.key(text) for text in batch]
             by_key = {key: kept for key in keys if (kept := self._ngrams.get(key)) is not None}
             unread = {key: text for key, text in zip(keys, batch, strict=True) if key not in by_key}

@@ -79,7 +79,7 @@ class _Reading(_Track):
         if match.shown != match.state or match.pending:
             self.shown = _Track(match.shown, after_space=match.after_space)
 
-    def show_apart(self) -> None:
+    def split_shown(self) -> None:
         """Read from here on apart what a client shows, unless that is done already."""
         if self.shown is None:
             self.shown = self.copy()
@@ -137,7 +137,7 @@ class SpanReader:
         """Read a text of this channel; returns True if a span is complete."""
         hard_list, reading, across = self._list, self._reading, self._across
         if not _as_it_is(text):
-            reading.show_apart()
+            reading.split_shown()
         length = reading.walk(hard_list, text)
         self._plain += length
         if reading.shown is None and across is None:  # most tokens
@@ -176,7 +176,7 @@ class SpanReader:
             state, after_space = spelling.state, spelling.after_space
             token = entry["token"]
             if not _as_it_is(token):
-                spelling.show_apart()
+                spelling.split_shown()
             self._spelled += spelling.walk(hard_list, token)
             shown_state = spelling.state
             if spelling.shown is not None:

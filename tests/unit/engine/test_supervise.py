@@ -106,7 +106,7 @@ class Story:
         self.history = RestartHistory(lambda: self.now_s)
         self.captured = structlog.testing.LogCapture()
         self.cold_caches = 0
-        self.history.listen(structlog.wrap_logger(None, processors=[self.captured]), self._cache_is_cold)
+        self.history.attach(structlog.wrap_logger(None, processors=[self.captured]), self._cache_is_cold)
 
     def _cache_is_cold(self) -> None:
         self.cold_caches += 1

@@ -190,7 +190,7 @@ async def test_reservation_lingers_for_at_most_half_the_time_that_the_last_ones_
         if number == 0:
             await entry.committed()
         else:
-            world.journal._hurry(clock.now_s - lead_s)
+            world.journal._commit_now(clock.now_s - lead_s)
     assert lingered == pytest.approx([0.0, 0.001, 0.001875, 0.0005, 0.02])
 
 
