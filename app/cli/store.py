@@ -137,9 +137,9 @@ def _verify(args: argparse.Namespace, data_dir: Path) -> int:
     if not mismatches:
         lines.append("Every daily sum is the sum of its rows.")
     elif args.rebuild:
-        lines.append(f"{len(mismatches)} daily sums were put right.")
+        lines.append(f"{len(mismatches)} daily sums were corrected.")
     else:
-        lines.append(f"{len(mismatches)} daily sums are not those of their rows; --rebuild puts them right.")
+        lines.append(f"{len(mismatches)} daily sums are not those of their rows; --rebuild corrects them.")
     _print(args, report, lines)
     return EXIT_DIFFERENT if mismatches and not args.rebuild else EXIT_OK
 

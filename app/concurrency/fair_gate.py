@@ -61,13 +61,13 @@ class FairGate:
         num_own, num_all = self._entered[owner], self._entered.total()
         if self._max_per_owner and num_own >= self._max_per_owner:
             raise RateLimited(
-                f"{num_own} {self._what} of this owner wait already, and no more may;"
+                f"{num_own} {self._what} of this owner are waiting, the most allowed;"
                 " send them one after the other.",
                 retry_after_s=RETRY_S,
             )
         if self._max_total and num_all >= self._max_total:
             raise Overloaded(
-                f"{num_all} {self._what} wait on this server, and no more may; try again.",
+                f"{num_all} {self._what} are waiting on this server, the most allowed; try again.",
                 retry_after_s=RETRY_S,
             )
         self._entered[owner] += 1

@@ -66,7 +66,7 @@ def _finding(future: Future[Finding], ends_s: float) -> Finding:
     except TimeoutError:
         return warning("the check did not end in time", "see whether a disk or the driver hangs")
     except Exception as exc:  # noqa: BLE001  # a broken check is no reason to stop
-        return warning(f"the check broke: {type(exc).__name__}: {exc}", "report it, please")
+        return warning(f"the check failed: {type(exc).__name__}: {exc}", "report it, please")
 
 
 def unreadable(error: Exception) -> Finding:

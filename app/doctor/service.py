@@ -157,7 +157,7 @@ def port(subject: Subject) -> Finding:
                 return ok(f"{where}, taken by the server on the data directory")
             by = f" by {_named(listener)}" if listener else ""
             return failure(
-                f"{where} cannot be listened on: {exc.strerror}{by}",
+                f"{where} cannot be bound: {exc.strerror}{by}",
                 "stop that program, or choose another --port or --host",
             )
     return ok(f"{where}, free")

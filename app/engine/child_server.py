@@ -20,7 +20,7 @@ from app.engine.supervise import FIRST_PAUSE_S, Backoff, supervise
 
 LOOPBACK = "127.0.0.1"
 STEADY_S = 60.0
-"""A process that lived this long is started again without the pauses that earlier deaths had earned."""
+"""A process that ran this long is restarted without the pauses of earlier deaths."""
 STOP_GRACE_S = 10.0
 KEPT_LINES = 30
 PIPE_WAIT_S = 1.0

@@ -82,7 +82,7 @@ class Received:
             if not rules.decode(_window([*context, *self.token_ids], end)).endswith(BROKEN):
                 pending_chars = self.num_chars - num_chars
                 return ContinuedText(rules, context, self.token_ids, num_ids, pending_chars)
-        raise restarted("The engine was restarted within a character that has no end.")
+        raise restarted("The engine was restarted within an incomplete character.")
 
 
 class ContinuedText:
@@ -237,7 +237,7 @@ def check_resumable(sampling: Mapping[str, Any]) -> None:
         what = "its penalties"
     else:
         return
-    raise restarted(f"The model's server was lost in mid-answer, and {what} cannot be taken to another one.")
+    raise restarted(f"The model's server was lost in mid-answer, and {what} cannot be moved to another.")
 
 
 def resumed_body(body: Mapping[str, Any], text: ContinuedText) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Supervision: what has ended is started again, with pauses that double, limits, and a history.
+"""Supervision: restarts with pauses that double, limits, and a history.
 
 | supervised | by | gives up |
 |---|---|---|
@@ -152,7 +152,7 @@ class RestartHistory:
         if self._lost_at_s is None:
             self._lost_at_s = self._clock_s()
         if self._log is not None:
-            hint = "it is started again; streams wait for it"
+            hint = "it is being restarted; streams wait for it"
             self._log.error("engine_lost", cause=cause, reason=reason, live_choices=live, hint=hint)
 
     def recovered(self, resumed: int) -> None:

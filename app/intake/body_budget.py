@@ -117,7 +117,7 @@ class BodyLease:
 
 def _full() -> Unavailable:
     return Unavailable(
-        "The request bodies that are being read take all the memory for them, or more than this caller's"
+        "The request bodies in progress fill the memory for them, or this caller's"
         " share; send fewer large requests at once, and this one again.",
         code="too_many_bodies",
         retry_after_s=2,

@@ -100,7 +100,7 @@ class EngineRun:
     async def __aexit__(
         self, _kind: type[BaseException] | None, exc: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Release the engine, and the harmless part of what an answer that broke off had held back."""
+        """Release the engine, and the harmless part of the held text of an interrupted answer."""
         try:
             if isinstance(exc, ScreenFailed):
                 await self._drain_engine()

@@ -62,7 +62,7 @@ class Profile:
     arguments: tuple[str, ...]
     cases: Sequence[Case]
     suspend_s: int
-    """Seconds within which suspended streams may be asked for; a start of the engine is in them."""
+    """Seconds within which suspended streams may be resumed; a start of the engine is in them."""
     grace_s: int
     """Seconds for which an answer goes on that nobody reads."""
     retention_s: int

@@ -101,7 +101,7 @@ class Gatekeeper:
 
     def _check_loaded(self) -> None:
         if not self._keys.loaded:
-            raise EngineNotReady("The server cannot take requests yet: it opens its store; try again.")
+            raise EngineNotReady("The server cannot take requests yet: its store is being opened; try again.")
 
 
 def _bearer(header: str) -> str:
@@ -139,7 +139,7 @@ def _check_local(request: Request, listed: Collection[str]) -> None:
         foreign = not _OWN_PAGES.issuperset(headers.getlist("sec-fetch-site"))
     if foreign:
         raise Forbidden(
-            "Without API keys this server answers no web page of another origin, on this machine neither."
+            "Without API keys this server refuses web pages of another origin, even on this machine."
             " Name the page's origin in the setting cors_origins, or make a key with `tokenring keys create`."
         )
 

@@ -351,7 +351,7 @@ def _has_length(message: Message) -> bool:
 
 
 def _no_room() -> Unavailable:
-    return Unavailable("The server has as many connections as it can have; try again.", retry_after_s=2)
+    return Unavailable("All connections of the server are in use; try again.", retry_after_s=2)
 
 
 def _headers_too_large() -> HeadersTooLarge:

@@ -324,7 +324,7 @@ TABLES = (
         counter tokenring_handed_over_tokens_total | tokens | handed_over_tokens
             Token ids of the same requests, counted separately where the engine hands them over.
         counter tokenring_unread_tokens_total | tokens | unread_tokens
-            Token ids handed over, and neither released nor billed, because the generation broke off.
+            Token ids handed over, and neither released nor billed, because the generation was interrupted.
         counter tokenring_ledger_differing_requests_total | requests | differing_requests
             Requests whose bill differs from what the engine handed over.
         counter tokenring_ledger_drift_tokens_total | tokens | drift_tokens

@@ -189,7 +189,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     # Refused
     "modalities": _refused("other than text are not served", ["text"]),
     "audio": _refused(_NO_MEDIA),
-    "web_search_options": _refused("there is no web search here"),
+    "web_search_options": _refused("web search is not available"),
     "functions": _refused("is deprecated; use tools", []),
     "function_call": _refused("is deprecated; use tool_choice", "none", "auto"),
     "priority": _refused(_OF_KEY, 0),
@@ -200,7 +200,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "session_id": _refused("use conversations instead of engine sessions"),
     "session_params": _refused("use conversations instead of engine sessions"),
     "custom_logit_processor": _refused("would run the caller's code in the engine"),
-    "stop_regex": _refused("a pattern that backtracks would stall everyone's generation; use stop"),
+    "stop_regex": _refused("a backtracking pattern would stall all generations; use stop"),
     "custom_params": _refused("belongs to custom_logit_processor"),
     "input_ids": _refused("send messages; the server renders them"),
     "task": _refused("belongs to models that this server does not serve"),

@@ -109,4 +109,4 @@ def _named(source: Any, where: str, tools: Sequence[Mapping[str, Any]]) -> str:
 
 def _check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
     if not tools:
-        raise BadRequest(f"{_CHOICE} wants a call, but there are no tools; send tools.", param=_CHOICE)
+        raise BadRequest(f"{_CHOICE} requires a call, but there are no tools; send tools.", param=_CHOICE)

@@ -37,7 +37,7 @@ Fault = Literal[
 
 
 class ServerGone(Exception):
-    """The server cannot be reached, broke off, took too long, or sent what no SGLang sends: `kind`.
+    """The server cannot be reached, cut the connection, took too long, or sent what no SGLang sends: `kind`.
 
     The message never quotes what was received.
     """
@@ -59,7 +59,7 @@ class EventReader:
         """The payloads that `data` completes. Raises ServerGone at a line that never ends."""
         *lines, self._rest = (self._rest + data).split(b"\n") if self._rest else data.split(b"\n")
         if len(self._rest) > MAX_EVENT_BYTES:
-            raise ServerGone("an event without an end", "unreadable")
+            raise ServerGone("an unterminated event", "unreadable")
         for line in lines:
             if line.startswith(_DATA):
                 yield line[len(_DATA) :].strip()

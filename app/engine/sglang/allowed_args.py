@@ -70,7 +70,7 @@ REFUSALS: Mapping[str, str] = {
     "the scheduler runs another loop with it, in which continued answers were never tried": """
         *pdmux* sm_group_num dllm_*
     """,
-    "ranks do not join or leave: a lost engine is started again as a whole": """
+    "ranks do not join or leave: a lost engine is restarted as a whole": """
         *elastic_e* ep_join_* max_ep_size gated_launch_port
     """,
     "weights are loaded at the start, and never replaced": """

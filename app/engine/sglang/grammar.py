@@ -95,7 +95,7 @@ class GrammarCheck:
         if kind is not None and self._served:
             param = grammar_param(request) or kind
             raise UnsupportedParameter(
-                f"{param}: this model is served {self._served}, so an answer cannot be held to a form."
+                f"{param}: this model is served {self._served}, so an answer cannot be constrained."
                 " Leave it out; tools can be sent with `tool_choice` auto and without `strict`.",
                 param=param,
             )
@@ -190,7 +190,7 @@ def _key(grammar: _Grammar, tokens: int) -> bytes:
 
 def _raise(verdict: GrammarVerdict, param: str) -> None:
     if verdict.outcome == "invalid":
-        raise BadRequest(f"{param}: not a grammar that can be followed: {verdict.reason}", param=param)
+        raise BadRequest(f"{param}: not a valid grammar: {verdict.reason}", param=param)
     if verdict.outcome == "empty":
         raise BadRequest(f"{param}: no text matches this grammar.", param=param)
     if verdict.outcome == "slow":

@@ -45,10 +45,10 @@ def refusal(finish: dict[str, Any], grammar_param: str | None = None) -> Serving
     if message.startswith(GRAMMAR_ENDED):
         words = message.removeprefix(GRAMMAR_ENDED)
         return GrammarTooSlow(
-            f"The request was ended, for its grammar is too slow: {words}.", param=grammar_param
+            f"The request was ended because its grammar is too slow: {words}.", param=grammar_param
         )
     if message.startswith(NOT_CONTINUED):
-        return EngineFailed(f"The engine was started again. {message}.", code="engine_restarted")
+        return EngineFailed(f"The engine was restarted. {message}.", code="engine_restarted")
     if status == HTTPStatus.BAD_REQUEST:
         return BadRequest(message)
     if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:

@@ -1,4 +1,4 @@
-"""The recovery from the loss of an engine: it is started again, and its choices continue, in their old order.
+"""The recovery from the loss of an engine: it is restarted, and its choices continue, in their old order.
 
     lost ──▶ pause ──▶ restart ──▶ suspects, one by one ──▶ the others, a few at a time ──▶ recovered
                ▲          │ fails       │ lost again             │ lost again

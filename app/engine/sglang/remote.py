@@ -189,7 +189,7 @@ def load_remote_model(facts: Facts, options: RemoteModelOptions) -> SGLangRemote
             return SGLangRemoteModel(facts, options)
         except (KeyError, TypeError, ValueError) as exc:
             raise EngineFailed(
-                f"the server says too little of its model: {type(exc).__name__}: {exc}"
+                f"the server reports too little of its model: {type(exc).__name__}: {exc}"
             ) from exc
 
 

@@ -233,7 +233,7 @@ class SGLangRun:
     def _too_small(self) -> EngineFailed:
         held = f"has KV memory for {self.limits.kv_capacity_tokens} tokens only"
         return EngineFailed(
-            f"The engine was started again, and {held}: the answer has no room left.", code="engine_restarted"
+            f"The engine was restarted, and {held}: the answer has no room left.", code="engine_restarted"
         )
 
     def abort(self, rid_prefix: str) -> None:

@@ -86,7 +86,7 @@ class JudgedTexts(NamedTuple):
         return self.texts.get(self._key("assistant", field.strip())) is not None
 
     def add_passed(self, turns: Iterable[str]) -> None:
-        """Remember users' turns of a prompt that was let pass."""
+        """Remember users' turns of a prompt that passed."""
         for turn in turns:
             self.texts.put(self._key("user", turn), True)
 

@@ -219,7 +219,9 @@ class ScreenedSession(SafetySession):
         if screening.broken:
             if not self.request.moderated:
                 return None
-            failed = moderation.failed("safety_unavailable", "The stream screen failed; this was let pass.")
+            failed = moderation.failed(
+                "safety_unavailable", "The stream screen failed; the answer passed unscreened."
+            )
             return moderation.moderation(moderation.results([prompt]), failed)
         for choice, peak in enumerate(screening.peaks()):
             ended_it = halted if choice == screening.halted_choice else None
@@ -249,7 +251,7 @@ class ScreenedSession(SafetySession):
         self._service.store_verdict(self, late, "answer", screening.take_withheld_text())
 
     def _scored(self, verdict: Verdict) -> Verdict:
-        """A verdict on the prompt with the scores that it was let pass without, where they can be had."""
+        """A verdict on the prompt with the scores that were missing when it passed, where available."""
         if not verdict.scores:
             with contextlib.suppress(ScreenFailed):  # of an answer that has been halted, which stands
                 scores = self._service.prompts.ngram_verdict(self._turns, self._policy).scores

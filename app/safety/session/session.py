@@ -42,7 +42,7 @@ class AnswerScreen(Protocol):
         ...
 
     def drain(self) -> Sequence[Delta]:
-        """The deltas that may be released of an answer that broke off."""
+        """The deltas that may be released of an interrupted answer."""
         ...
 
 

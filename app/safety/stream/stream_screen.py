@@ -195,7 +195,7 @@ class Screening:
         return text
 
     def drain(self) -> Sequence[Delta]:
-        """The deltas that may be released of an answer that broke off; none if this throws."""
+        """The deltas that may be released of an interrupted answer; none if this throws."""
         if self.broken:
             return ()
         try:

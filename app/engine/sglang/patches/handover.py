@@ -312,7 +312,7 @@ class HandoverTokenizerManager(TokenizerManager):
     def _drop_stale(self, rid: str, finish: Finish) -> None:
         """Drop a step of a choice that has ended; those that were cut off here may still have some."""
         if rid not in self._cut_off:
-            self._on_mismatch(rid, "output after its end")
+            self._on_mismatch(rid, "output after the final delta")
         elif finish is not None:
             self._cut_off.remove(rid)
 
