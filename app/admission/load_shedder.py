@@ -144,7 +144,7 @@ class LoadShedder:
         self._degraded_refuses = refuses
 
     def restart(self, throughput: Throughput) -> None:
-        """Set the throughput to go by from now on; what was promised stays promised."""
+        """Set the throughput in force from now on; existing slots keep their times."""
         self._throughput = throughput
 
     @property

@@ -23,7 +23,7 @@ class AdmissionTuning:
     step_tokens: int = 32
 
     # Tokens of other requests, >= 0, that a replica may have more of than another for each token of a prompt
-    # that it has cached: reading a token anew takes the time of a pass, and holding one takes room only.
+    # that it has cached: computing a token again takes the time of a pass, holding one takes memory only.
     replica_stay: float = 4.0
 
     # Prefill window

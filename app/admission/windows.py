@@ -96,7 +96,7 @@ class DecodeWindow:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: the engine has just started."""
+        """Reset: the engine has just started."""
         first = self._tuning.decode_first_choices
         self._target_s = self._fixed_target_s
         self._smooth_s, self._least_s = 0.0, math.inf

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> settings.Settings:
-    """The settings that a command over the store goes by. Raises SettingsError."""
+    """The settings of a command over the store. Raises SettingsError."""
     flags = {} if args.data_dir is None else {"data_dir": args.data_dir}
     return settings.load(flags, os.environ, args.config)
 

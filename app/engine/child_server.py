@@ -120,7 +120,7 @@ class ChildServer:
         process.stdin.close()
 
     async def _run_once(self) -> bool:
-        """Start a process unless one runs, and wait for its end; whether it lived for `STEADY_S`."""
+        """Start a process unless one runs, and wait for its end; True if it ran for `STEADY_S`."""
         if self.failure is not None:
             try:
                 await self._spawn()

@@ -66,7 +66,7 @@ async def _run(queue: OwnerThreads, owner: str, function: Callable[..., T], *arg
 
 
 def is_short(request: ChatRequest) -> bool:
-    """True if rendering this takes a few milliseconds; looks at no more of it than a short one has."""
+    """True if rendering this takes a few milliseconds; reads no more of it than a short one has."""
     body = request.body
     if any(body.get(name) is not None for name in MAKES_LONG):
         return False

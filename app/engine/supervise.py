@@ -210,7 +210,7 @@ def history_of(engine: Engine) -> RestartHistory:
 class SupervisedEngine:
     """An engine beside the main one: started while that serves, and again where its start failed.
 
-    `start` returns at once. Until the model is there, or while it is away, `health` is STARTING. The end of
+    `start` returns at once. While the model is not loaded, `health` is STARTING. The end of
     the engine ends nothing else. `name` is known before the model is.
     """
 
@@ -239,7 +239,7 @@ class SupervisedEngine:
 
     async def start(self) -> None:
         """Begin to start it; returns at once, and raises nothing."""
-        # The old engine is there, dead, until the next has started.
+        # The dead engine stays in place until the next has started.
         self._running = asyncio.create_task(supervise(self._run_once, self._backoff), name=f"run {self.name}")
 
     async def aclose(self) -> None:
@@ -318,7 +318,7 @@ class SupervisedEngine:
             if not isinstance(exc, Exception):
                 raise
             self._fail(exc.message if isinstance(exc, ServingError) else type(exc).__name__)
-            return False  # whatever it was, the next one may do better
+            return False  # any error: the next start may succeed
         previous, self._engine = self._engine, engine
         if previous is not None:
             await previous.aclose()

@@ -105,7 +105,7 @@ class ModelSelector:
         return {} if degrade is None or model != self._backends.large.id else degrade.refused()
 
     def _small_for(self, chat: ChatRequest, caller: Caller) -> ModelCard | None:
-        """The small model, where it is there, has room, and the request may be served by it."""
+        """The small model, where it is ready, has room, and may serve the request."""
         small = self._backends.small
         if small is None or small not in self._backends.allowed(caller.models):
             return None

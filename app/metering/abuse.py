@@ -51,7 +51,7 @@ class AbuseRules:
     blocks: int = 5
     blocks_share: float = 0.02
     grave_blocks: int = 3
-    """Blocks in a grave category that are enough, whatever their share."""
+    """Blocks in a grave category that suffice at any share."""
     grave: frozenset[str] = frozenset({"S4", "S9"})
     most_events: int = 50_000
     networks: int = 10
@@ -71,7 +71,7 @@ class Flag:
 
 
 class Addresses:
-    """The networks of each key, and when each was seen last; the key used longest ago goes first."""
+    """The networks of each key, and when each was seen last; the least recently used key is dropped first."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s

@@ -68,7 +68,7 @@ def text_counter(tokenizer_json: str | None) -> tuple[CountText, bool]:
 
 
 class TextCounter:
-    """Counts a text's tokens: by its bytes, and by the model's own merges once they are there."""
+    """Counts a text's tokens: by its bytes, and by the model's own merges once loaded."""
 
     def __init__(self) -> None:
         self._count: CountText = bytes_estimate

@@ -40,7 +40,7 @@ _FIRST_DURATION_S = 5.0
 
 
 class _Usage:
-    """One key's windows, what it has in hand, and what its answers have been like."""
+    """One key's windows, its running generations, and the mean of its answers."""
 
     __slots__ = ("completion_tokens", "duration_s", "requests", "running", "streams", "tokens")
 
@@ -164,7 +164,7 @@ class KeyLease(Lease):
         return max(completion_tokens - charged.completion_tokens, 0)
 
     def take_places(self, request_id: str, n: int) -> None:
-        """Have a place for each of `n` choices of a request, whatever the limit is."""
+        """Take a place for each of `n` choices of a request, over the limit too."""
         self._n, self._request_id = n, request_id
         self._usage.running[request_id] = self
         self._take_streams(n)

@@ -36,7 +36,7 @@ _STOPPING = (
 
 
 class Finalizer:
-    """Ends one request, whatever happens to it."""
+    """Ends one request, in every case."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Finalizer:
             else:
                 self._fail(stream, session, stopped)
             raise
-        except Exception as exc:  # noqa: BLE001  # whatever it is, the client gets a truthful end
+        except Exception as exc:  # noqa: BLE001  # any error: the client gets a truthful end
             trace.failed("internal_error")
             self._log.error("pipeline_broke", request_id=stream.request_id, error=safe_traceback(exc))
             broken = InternalError("The server failed to answer this request; it may be sent again.")

@@ -101,7 +101,7 @@ class Suspensions:
             await entry.committed()
             assert entry.request_seq is not None
             await self._database.write(_suspension_of(entry, entry.request_seq, safety))
-        except Exception as exc:  # noqa: BLE001  # whatever it is, the client gets a truthful end
+        except Exception as exc:  # noqa: BLE001  # any error: the client gets a truthful end
             self._log.error("not_suspended", request_id=stream.request_id, error=safe_traceback(exc))
             stream.fail(Draining("The server stopped before the answer was complete; ask again."))
             self._journal.settle_later(entry, Draining.default_code)

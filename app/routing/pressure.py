@@ -4,7 +4,7 @@ Pressure is 1 where a wait is as long as it may be, or the queue is full. The pr
 next request would wait, over the most that the load shedder allows it, and at least 1 for a key with a
 request that was refused in the last seconds. The median of all keys in use lately counts,
 so that one heavy key among others shortens no other key's answers. Keys of the tier batch do not count: their
-requests are there to wait.
+requests may wait.
 """
 
 from __future__ import annotations

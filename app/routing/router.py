@@ -57,7 +57,7 @@ _MOST_OF_TASKS = 2
 _NUMBERS = 2
 _NUMBER = re.compile(r"\d[\d.,]*")
 _EASY_BELOW = 200
-"""Prompt tokens; in a longer one an easy word says nothing."""
+"""Prompt tokens; in a longer prompt an easy word is no sign."""
 _FORMULA = re.compile(r"[0-9a-z)] ?[*^=] ?-?[0-9a-z(]")
 _WORD = re.compile(r"[a-z][a-z+'-]*")
 _SIGNS = 2

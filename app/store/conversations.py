@@ -162,7 +162,7 @@ def add_turn(
 
 
 def add_blocked_turn(connection: sqlite3.Connection, turn: NewTurn) -> None:
-    """Keep a turn that was refused before it had a request: its messages, and answers that say nothing.
+    """Keep a turn that was refused before it had a request: its messages, and empty answers.
 
     Nothing happens to one that would begin a conversation. Raises NotFound.
     """

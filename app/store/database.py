@@ -173,7 +173,7 @@ class Database:
         return True
 
     async def vacuum(self) -> bool:
-        """Have SQLite write the file anew, without what it left in unallocated space; see app.store.purge.
+        """Have SQLite rewrite the file, without the remains in unallocated space (app.store.purge).
 
         Takes some 6 s a GB, and three times the file's size on its disk meanwhile. Readers are not
         blocked, and the first unit to be queued interrupts it. Returns True if it was completed and the log
@@ -238,7 +238,7 @@ class Database:
         except sqlite3.Error as exc:
             self.failing = True
             _fail(batch, _unavailable(exc))
-        except Exception as exc:  # noqa: BLE001  # the writer outlives whatever a unit does
+        except Exception as exc:  # noqa: BLE001  # the writer outlives any unit's error
             _fail(batch, exc)
         else:
             if changed:  # a full disk takes a commit of nothing

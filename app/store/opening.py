@@ -28,7 +28,7 @@ _KEPT_WAL_BYTES = 64 * 1024**2
 _CHECKPOINT_PAGES = 4096
 """Pages of the log at which a commit copies them into the file; most are the same pages again and again."""
 _ASKED_S = 0.05
-"""Seconds after which the lock is free again of a command that asked who holds it (`holder`)."""
+"""Seconds after which a command that read the lock's holder (`holder`) has released it."""
 _OWNER = stat.S_IRWXU
 _GROUP = stat.S_IRWXG
 _ANY_EXECUTE = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
@@ -82,7 +82,7 @@ def lock(data_dir: Path) -> IO[str]:
 
 
 def _flock(held: IO[str]) -> None:
-    """Lock the file; a command that asks who holds it has it for a moment. Raises OSError."""
+    """Lock the file; a command that reads its holder has it for a moment. Raises OSError."""
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -36,7 +36,7 @@ PERIOD_S = 3600.0
 CHECKPOINT_S = 60.0
 """Seconds between two checkpoints of the write-ahead log, at least, for text deleted in other ways."""
 IDLE_S = 60.0
-"""Seconds without a write after which the file may be written anew."""
+"""Seconds without a write after which the file may be rewritten."""
 RETRY_S = 600.0
 """Seconds after a VACUUM that gave way to a write until the next is tried."""
 VACUUM_PERIOD_S = 86_400.0
@@ -140,7 +140,7 @@ class Purge:
         return num_purged
 
     async def compact(self) -> bool:
-        """Have the file written anew, and delete the rows of what was purged.
+        """Have the file rewritten, and delete the rows of purged conversations.
 
         Returns True if the file was written; any other write interrupts it. Raises StorageUnavailable.
         """

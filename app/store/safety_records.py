@@ -110,7 +110,7 @@ def totals(c: sqlite3.Connection, first_day: int, last_day: int) -> dict[Total, 
 def trim(c: sqlite3.Connection, from_day: int, limit: int = MAX_RECORDS) -> bool:
     """Delete days before `from_day`, and the oldest while there are more than `limit` records.
 
-    Deletes a bounded number of rows, and returns whether all is done. The newest day goes by its age alone.
+    Deletes a bounded number of rows; returns True when done. The newest day expires by its age alone.
     """
     days = c.execute("SELECT day, count(*) FROM safety_records GROUP BY day ORDER BY day").fetchall()
     # A day without totals is one that an earlier unit has begun to delete.

@@ -222,7 +222,7 @@ class TokenStream:
         self._wake()
 
     def _finish(self) -> None:
-        # The prompt has done its work: a retained stream must not hold it.
+        # The prompt is no longer needed: a retained stream must not hold it.
         self.request = dataclasses.replace(self.request, body={}, raw=None)
         self.finished_at_s = self._now_s()
         self._done.set_result(None)

@@ -9,7 +9,7 @@ an unread body. Here a connection either answers a request, or is closed after a
     the rest of a head   | HEAD_TIMEOUT_S     | with any byte after an answer
     the rest of a body   | body_timeout_s     | when a handler reads it (app.intake.bodies)
     the rest of a body   | DRAIN_S            | when it was answered unread
-    its answer to be read | twice stall_timeout_s | when the client takes no more of it
+    its answer to be read | twice stall_timeout_s | when the client reads no more of it
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class AdminKeyRoutes:
         return _answer(issued_as_json(issued, at_us))
 
     async def _write(self, unit: Callable[[Connection], T]) -> T:
-        """Do it, and see it: the next request is judged by it."""
+        """Write a unit, and reload the key table: the next request is judged by it."""
         outcome = await self._database.write(unit)
         # The change is stored, and a new key is shown only once: it must not fail on a later read.
         with contextlib.suppress(StorageUnavailable):

@@ -1,4 +1,4 @@
-"""The processes that check grammars (app.engine.grammar.worker): started, asked, killed, started anew.
+"""The processes that check grammars (app.engine.grammar.worker): started, asked, killed, restarted.
 
 One owner has one of them at a time, so that slow grammars delay only the next ones of their owner. Knows
 nothing of SGLang, nor of what a grammar is.

@@ -21,7 +21,7 @@ from app.engine.grammar.cost import CostMeter
 MAX_WALK_TOKENS = 512
 """Ambiguous grammars cost the cube of the answer's length: 100 ms are spent by the 60th token."""
 STEADY_TOKENS = 128
-"""After so many tokens at a small and steady cost, a walk says no more."""
+"""Tokens at a small and steady cost after which a walk ends."""
 STRATEGY_S = 0.25
 CHEAP = 0.1
 """The share of the allowance per token below which a steady walk ends early."""

@@ -40,9 +40,9 @@ from app.errors import EngineFailed, EngineNotReady, ServingError
 
 UNREACHED = 3
 DEATHS = 2
-"""Servers that may die under a choice without a token in between; a request that kills meets no third."""
+"""Servers that may die under a choice without a token in between: a killing request gets no third."""
 MOVES = 8
-"""Servers that may die under a choice in all; a pool that loses so many has other troubles."""
+"""Servers that may die under a choice in all; a pool that loses more has another fault."""
 RETRY_PAUSE_S = 0.2
 LONGEST_PAUSES = 5
 """A server that could not take it is asked again after one such pause, then after two, up to so many."""
@@ -205,7 +205,7 @@ class RemoteGeneration:
             self._end(dict(ABORTED))
         except ServingError as error:
             self._fail(error)
-        except Exception as exc:  # noqa: BLE001  # whatever it is, the reader must be told
+        except Exception as exc:  # noqa: BLE001  # any error must reach the reader
             self._fail(EngineFailed(f"The answer could not be read: {type(exc).__name__}."))
         finally:
             self._leave_gate()
@@ -331,7 +331,7 @@ class RemoteGeneration:
     # --- to the sink
 
     def _take(self, step: ChoiceStep, server: RemoteServer, rid: str) -> bool:
-        """Hand a step on; whether it was the last. Raises Refusal for an abort that is the server's own."""
+        """Hand a step on; True if it was the last. Raises Refusal for an abort that is the server's own."""
         finish = step.finish
         if finish is not None and (status := finish.get("status_code")) is not None:
             raise Refusal(int(status), str(finish.get("message") or ""))
@@ -394,7 +394,7 @@ class RemoteGeneration:
         self._sink.take(text, token_ids, finish, self._counts, logprobs, 0)
 
     def _end(self, finish: Finish) -> None:
-        """A last step of our own making: an abort, or what the server refused."""
+        """A last step made here: an abort, or the server's refusal."""
         if not self._ended:
             text = "" if self._text is None else self._text.end(finish)
             self._hand_over(text, (), finish, None)
@@ -424,7 +424,7 @@ class RemoteGeneration:
 
 
 async def _ends_here(payloads: Iterator[bytes], events: EventReader, read: Read) -> bool:
-    """Read what follows the last event, so that the connection can be used again; whether it is nothing."""
+    """Read what follows the last event, so that the connection can be used again; True if nothing follows."""
     is_clean = all(payload == DONE for payload in payloads)
     with contextlib.suppress(ServerGone, TimeoutError):
         async with asyncio.timeout(DRAIN_S):

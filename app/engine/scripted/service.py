@@ -4,7 +4,7 @@ As SGLang does it: a prompt waits until the pool has room for it, prompts are ta
 requests continue, all at once that wait and fit; a decode step gives each of those a token and takes the
 longer the more there are, and the more they hold. Either is a pass through the model, which takes `step_s`
 however little is in it, the first one after a pause `wake_s` more, and not each time the same. When the
-pool is full in mid-answer, the newest request is set aside and begins anew with what it had (a
+pool is full in mid-answer, the newest request is set aside and begins again with what it had (a
 retraction).
 """
 
@@ -94,7 +94,7 @@ class Seat:
         return self._wanted_tokens
 
     def retract(self) -> None:
-        """Lose the KV memory: all tokens so far are to be computed anew."""
+        """Lose the KV memory: all tokens so far are to be computed again."""
         self.uncached_tokens = self.held_tokens
 
 

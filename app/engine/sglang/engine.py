@@ -145,7 +145,7 @@ class SGLangEngine:
         self._serve(run, began_s)
 
     async def submit(self, choice: LiveChoice) -> None:
-        """Send a choice to the engine that is there, or end it where that has no room for it."""
+        """Send a choice to the present engine, or end it where that has no room for it."""
         assert self._run is not None
         if not await self._run.submit(choice):
             self.restarts.ended(1)

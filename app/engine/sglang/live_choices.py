@@ -99,7 +99,7 @@ class LiveChoice:
         self._lost_at_ids = len(self.known_ids)
 
     def expect_cut(self, error: Callable[[], ServingError]) -> None:
-        """Have it end with an error where an engine stops it short of `max_tokens`, for lack of KV memory."""
+        """Make it end with an error where an engine stops it before `max_tokens`, for lack of KV memory."""
         self._shortfall = error
 
     def take(self, text: str, token_ids: Sequence[int], finish: Finish, counts: Counts, step: Step) -> None:
@@ -130,7 +130,7 @@ class LiveChoices:
         self.replaying: dict[str, Replay] = {}
         """Sent to continue, and not yet handed over again as far as their sinks are."""
         self.waiting: dict[str, LiveChoice] = {}
-        """Not sent to the engine that is there now, or to be there."""
+        """Not sent to the present engine, or the next one."""
 
     def __len__(self) -> int:
         return len(self.running) + len(self.replaying) + len(self.waiting)

@@ -112,7 +112,7 @@ class Recovery:
                 resumed = await self._resume()
             except EngineLost:
                 continue
-            except Exception as exc:  # noqa: BLE001  # whatever it is, the next start may do better
+            except Exception as exc:  # noqa: BLE001  # any error: the next start may succeed
                 self._start_failed(exc)
                 continue
             self._task = None

@@ -121,7 +121,7 @@ class SGLangRun:
         return run
 
     async def freeze(self) -> None:
-        """Collect what its start and an earlier run left, and collect what is there now no more.
+        """Collect the garbage of the start and of an earlier run, and freeze the rest.
 
         A full collection of the 700,000 objects that SGLang's import leaves stops a process for 0.4 s, ours
         and each of its children; SGLang's own HTTP server does the same once it is warm.

@@ -32,7 +32,7 @@ from app.safety.verdict import NgramResult, Scores
 SHORT_CHARS = 100
 """Characters of a short text."""
 LEAST_CHARS, NOTHING_SAID = 3, -3.0
-"""ASCII texts of so few characters say nothing either way: their logit of harm is at most this."""
+"""For ASCII texts of so few characters the logit of harm is capped: they are no evidence."""
 _INNER_CAPITALS = re.compile(r"[^\W\d_A-Z][A-Z]")
 MOST_INNER_CAPITALS = 2
 """Capitals within words that an ordinary text may have."""
@@ -176,7 +176,7 @@ class Classifier:
         return _scores(logit, encoded[1:ANSWER])
 
     def _worst(self, text: str) -> tuple[float, NDArray[np.float32]]:
-        """The highest logit of harm of what may be read in the text, and its topics.
+        """The highest logit of harm of the text's views, and its topics.
 
         The encoder reads the text itself, whose marks make words of other languages what they are. It reads
         the plain form too where letters may be look-alikes, or capitals in unusual places.

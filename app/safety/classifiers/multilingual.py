@@ -1,4 +1,4 @@
-"""The multilingual encoder: Google's Universal Sentence Encoder v3, and what our head reads in its vectors.
+"""The multilingual encoder: Google's Universal Sentence Encoder v3, and our head over its vectors.
 
     text → word pieces → vectors → convolutions over 2, 3 and 5 pieces, twice → layer norm
          → sum ÷ √pieces → dense layers → a vector of length 1 → our head: harm, topics

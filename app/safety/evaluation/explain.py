@@ -5,7 +5,7 @@ is judged alone; the strictest verdict decides.
 
 The span that decides is the smallest run of sentences without which the verdict is milder. To look at every
 run by the encoder would take minutes; so the n-grams rank the runs of a length, and the screen reads the text
-without the best few. The work is bounded whatever the text is. Keeps and logs nothing.
+without the best few. The work is bounded for any text. Keeps and logs nothing.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _check_length(turns: Turns) -> None:
 
 
 def _without_allow(turns: Turns) -> Turns:
-    """The turns as the classifiers read them, whatever the operator allows."""
+    """The turns as the classifiers read them, without the operator's `allow`."""
     return turns._replace(edited=lambda _edit: None)
 
 

@@ -21,7 +21,7 @@ from app.safety.verdict import Action
 from app.settings import SettingsError
 
 TARGETS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1)
-"""False positive rates at which recall is given, by thresholds on the benign rows at hand."""
+"""False positive rates at which recall is given, by thresholds on the benign rows."""
 UNKNOWN = "unknown"
 _Z = 1.959964
 

@@ -31,7 +31,7 @@ MIN_ROOM_CHARS = 1_000
 
 
 class GuardFailed(Exception):
-    """The guard gave no verdict: it took too long, its engine failed, or what it said cannot be read."""
+    """The guard gave no verdict: it took too long, its engine failed, or its output cannot be read."""
 
     def __init__(self, why: Failure) -> None:
         super().__init__(why)
@@ -104,7 +104,7 @@ class Guard:
         return scored(self._form, question, answer.entries, answer.text)
 
     async def _answer(self, request: ChatRequest) -> _Answer:
-        """The whole answer. It is read in a task of its own: who gives up on it must not close it unread."""
+        """The whole answer, read in a task of its own: a cancelled caller must not close it unread."""
         task = asyncio.create_task(self._read(request), name=request.request_id)
         self._reading.add(task)
         task.add_done_callback(self._forget)

@@ -141,7 +141,7 @@ class Policy:
         return verdict
 
     def clear_prompt(self, harm: float, stage: Stage) -> Verdict | None:
-        """The verdict on a prompt of this harm, where it is the same whatever the categories."""
+        """The verdict on a prompt of this harm, where no category changes it."""
         floor = self._prompt_floors.get(stage)
         if floor is None:
             floor = self._prompt_floors[stage] = _lowest(self._prompt_limits(stage, 1))
@@ -344,7 +344,7 @@ class Policy:
 
 
 class Policies:
-    """The policy in force; reads its file anew."""
+    """The policy in force; reads its file again on reload."""
 
     def __init__(
         self, path: Path | None, models: Path, country: str = "", contact: str = "", *, observe: bool = False

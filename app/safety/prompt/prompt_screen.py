@@ -6,7 +6,7 @@ strictly, so that a long document is no likelier to be refused than a short one.
 ends and the slices that the n-grams find worst; the n-grams read all. Of what stands before the newest
 turn it reads the texts that the n-grams are in doubt of.
 
-Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set to fail open. A prompt that
+Fails closed: any failure raises ScreenFailed, unless the server is set to fail open. A prompt that
 waited too long for its turns raises ScreenBusy in any case.
 """
 
@@ -117,7 +117,7 @@ class PromptScreen:
             least_doubt = max(harm(scores), harm(doubted)) < self._sure_below
             sure = not strikes and least_doubt and _is_read_whole(turns) and self._knows(turns, looked)
             return policy.judge([Reading("ngrams", scores)]), sure
-        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing is let pass unscreened
+        except Exception as exc:  # noqa: BLE001  # any error: nothing passes unscreened
             return self._failed("ngrams", "error", policy, exc), False
 
     async def full_verdict(
@@ -149,7 +149,7 @@ class PromptScreen:
             if rest is None:
                 return refused
             verdict = policy.lifted(refused, await self._read(work, rest, policy, skip_below=0.0))
-        except Exception:  # noqa: BLE001  # whatever it is, nothing is let pass by it
+        except Exception:  # noqa: BLE001  # any error: nothing passes by it
             self._counters.failed("encoder", "error", passed=False)
             return refused
         if verdict.lifted is not None:
@@ -159,7 +159,7 @@ class PromptScreen:
     async def in_thread(self, owner: str, size: int, function: Callable[[], T]) -> T:
         """`function()`, which would hold up the loop, in the thread. Raises ScreenFailed.
 
-        A server that fails open does so too: what it would let pass is what `function` was to find.
+        A server that fails open does so too: `function` was to find what would pass.
         """
         work = Work(owner, size, work_s=self._timeout_s + size / ENCODER_CHARS_PER_S, wait_s=self._wait_s)
         try:
@@ -246,7 +246,7 @@ class PromptScreen:
     ) -> dict[int, _SlicedScores]:
         """The texts before the newest turns, by number, that the encoder has not to read, and their scores.
 
-        These are the texts that the n-grams alone would let pass, and those beyond the worst ENCODED_TEXTS.
+        These are the texts that pass by the n-grams alone, and those beyond the worst ENCODED_TEXTS.
         """
         if not skip_below and len(earlier) <= ENCODED_TEXTS:
             return {}

@@ -13,7 +13,7 @@ from app.safety.verdict import NgramResult, Scores, checked
 NGRAM_BATCH = 16
 """Slices that the n-grams read in one turn: about 6 ms, less than what the encoder takes for one."""
 MERGED = 512
-"""Texts or slices whose scores are put together in one turn of the loop: 2 ms."""
+"""Texts or slices whose scores are combined in one tick of the loop: 2 ms."""
 REMEMBERED = 8_192
 """Texts whose scores are kept."""
 

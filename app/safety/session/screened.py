@@ -134,7 +134,7 @@ class ScreenedSession(SafetySession):
             judging.cancel()
             judging.add_done_callback(_retrieve)
         if guarded is None:
-            if verdict.watched:  # that the guard failed is let pass for others only
+            if verdict.watched:  # a failed guard fails open for unwatched requests only
                 raise ScreenFailed
             return verdict
         return stricter(verdict, guarded)
@@ -198,7 +198,7 @@ class ScreenedSession(SafetySession):
                 on_broken=broke,
                 fail_open=service.fail_open,
             )
-        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing is released unscreened
+        except Exception as exc:  # noqa: BLE001  # any error: nothing is released unscreened
             passes = False
             with contextlib.suppress(Exception):  # a failure that cannot even be counted lets nothing pass
                 broke(exc)

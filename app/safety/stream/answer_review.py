@@ -4,7 +4,7 @@ The first stage scores every token, is cheap and often wrong, and halts nothing 
 
     score below the doubt   the base hold-back
     in doubt                the hold-back grows with the score, up to its maximum
-    two hits in a row       a review; nothing goes out before its verdict
+    two hits in a row       a review; nothing is released before its verdict
 
 An answer that was found harmless is reviewed again once its score has clearly risen. The answer to a watched
 prompt is reviewed after its first tokens too, each time that it has doubled, and at its end.
@@ -169,7 +169,7 @@ class AnswerReview:
         self.hit_at, self.clean_until = tokens, clean_until
 
     def is_due_at_end(self, *, scores_wanted: bool) -> bool:
-        """True if an answer with any text is to be reviewed before its end goes out."""
+        """True if an answer with any text is to be reviewed before its end is released."""
         grown = self._watched and self.read_tokens > self._reviewed_tokens
         return bool(self.excerpt.ending) and (grown or self.in_doubt or scores_wanted)
 

@@ -28,7 +28,7 @@ _ALL_TOKENS = 1 << 62
 class StreamState(Enum):
     """The state of an answer after a delta.
 
-    clear    it goes out at once
+    clear    it is released at once
     held     the newest tokens wait for those that follow
     review   all that is held waits for the second-stage classifier
     halted   the held text is dropped, and the answer ends
@@ -84,7 +84,7 @@ class HeldDeltas:
         return self.queue[-1][1] - self.released.completion_tokens if self.queue else 0
 
     def skip(self, delta: Delta) -> None:
-        """Note that a delta goes out without being held."""
+        """Note that a delta is released without being held."""
         self.released = delta.counts
         self._terms.held_s(0.0)
 

@@ -145,7 +145,7 @@ class Screening:
                 self._reviewed = choice
             else:
                 self._halt(choice)
-        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing is released unscreened
+        except Exception as exc:  # noqa: BLE001  # any error: nothing is released unscreened
             held = self._break(exc)
             return self._unscreened(held if delta in held else [*held, delta])
         return ()
@@ -195,7 +195,7 @@ class Screening:
         return text
 
     def drain(self) -> Sequence[Delta]:
-        """The deltas that may be released of an interrupted answer; none if this throws."""
+        """The deltas that may be released of an interrupted answer; none if the screen fails."""
         if self.broken:
             return ()
         try:

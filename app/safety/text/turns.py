@@ -53,7 +53,7 @@ class Memory(Protocol):
     """The texts that this server has judged before (app.safety.prompt.remembered.JudgedTexts)."""
 
     def is_passed(self, turn: str) -> bool:
-        """True if a user's turn was judged and let pass."""
+        """True if a user's turn was judged and passed."""
         ...
 
     def is_answer(self, field: str) -> bool:

@@ -86,7 +86,7 @@ def _begin_walk(manager: Any, req: Req, token_ids: list[int]) -> None:
 
 
 def _continue(scheduler: Any, req: Req, token_ids: list[int]) -> bool:
-    """Make `req` one that was retracted after `token_ids`; whether it has ended with them already."""
+    """Make `req` one that was retracted after `token_ids`; True if it has ended with them already."""
     if req.finished() or req.to_finish is not None:
         return False
     if req.grammar is not None and not req.grammar.allows_continued:
