@@ -372,9 +372,9 @@ class Runtime:
 
     def _warn_of_policy(self, policy: Policy) -> None:
         """Say what the policy in force gives up."""
-        if given_up := policy.given_up():
+        if weakened := policy.weakened():
             hint = "less is refused or watched than by the built-in policy"
-            self.log.warning("policy_loosened", gives_up=given_up, policy_hash=policy.hash, hint=hint)
+            self.log.warning("policy_loosened", gives_up=weakened, policy_hash=policy.hash, hint=hint)
 
     async def drain(self) -> None:
         """Take nothing new, give live streams `drain_timeout_s` to finish, and suspend the others."""

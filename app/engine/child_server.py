@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 STEADY_S = 60.0
 """A process that ran this long is restarted without the pauses of earlier deaths."""
 STOP_GRACE_S = 10.0
-KEPT_LINES = 30
+TAIL_LINES = 30
 PIPE_WAIT_S = 1.0
 """Seconds to wait for the end of its output, once the process and its group are gone."""
 
@@ -54,7 +54,7 @@ class ChildServer:
         self._reserved: socket.socket | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._lines: deque[str] = deque(maxlen=TAIL_LINES)
         self._keeps_lines = True
         self.num_starts = 0
         self.failure: str | None = None

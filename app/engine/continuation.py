@@ -27,7 +27,7 @@ PENALTIES: Mapping[str, float] = {
 }
 """Sampling parameters that look at what was generated, with the values that have no effect."""
 
-CARRIED = "continued_ids"
+CONTINUED_IDS_KEY = "continued_ids"
 """The key in `custom_params` for our scheduler (app.engine.sglang.patches.continued_requests)."""
 
 Decode = Callable[[Sequence[int]], str]
@@ -254,7 +254,7 @@ def resumed_body(body: Mapping[str, Any], text: ContinuedText) -> dict[str, Any]
 def carried_body(body: Mapping[str, Any], token_ids: Sequence[int]) -> dict[str, Any]:
     """The body of `/generate` for a server that runs our scheduler, which continues the answer as its own."""
     sampling = body["sampling_params"]
-    custom = {**(sampling.get("custom_params") or {}), CARRIED: list(token_ids)}
+    custom = {**(sampling.get("custom_params") or {}), CONTINUED_IDS_KEY: list(token_ids)}
     return {**body, "sampling_params": {**sampling, "custom_params": custom}}
 
 

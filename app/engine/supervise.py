@@ -24,7 +24,7 @@ from app.core import ChatRequest, Delta, Engine, EngineLoad, Health, ModelCard, 
 from app.errors import EngineNotReady, ServingError
 
 FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
+MAX_PAUSE_S = 60.0
 FIRST_GUESS_S = 10.0
 """Seconds that a restart is expected to take while none has been seen."""
 
@@ -39,7 +39,7 @@ MakeEngine = Callable[[Callable[[str], None]], Engine]
 class Backoff:
     """Pauses in seconds: `first_s`, then each twice the last, `longest_s` at most."""
 
-    def __init__(self, first_s: float = FIRST_PAUSE_S, longest_s: float = LONGEST_PAUSE_S) -> None:
+    def __init__(self, first_s: float = FIRST_PAUSE_S, longest_s: float = MAX_PAUSE_S) -> None:
         self._first_s = self._next_s = first_s
         self._longest_s = longest_s
 

@@ -61,7 +61,7 @@ class Intake:
         Raises ServingError.
         """
         if caller.key is not None and request.client is not None:
-            self._runtime.abuse.addresses.saw(caller.key, request.client.host)
+            self._runtime.abuse.addresses.record(caller.key, request.client.host)
         self._runtime.check_ready()
         lease = await self._charge(caller, request.headers.get("idempotency-key"))
         with _returned_on_error(lease):

@@ -16,7 +16,7 @@ from app.intake.caller import Caller
 from app.intake.head import Head
 from app.metering.estimate import prompt_estimate
 from app.routing.degraded_mode import Step
-from app.routing.router import AUTO, NOTHING_BEFORE
+from app.routing.router import AUTO, EMPTY_BRANCH
 from app.runtime import Runtime
 from app.store.conversations import BranchSummary, summarize_branch
 
@@ -82,7 +82,7 @@ class ModelSelector:
             degrade = None
         if router is None and degrade is None:
             return chat
-        so_far, tokens = NOTHING_BEFORE, 0
+        so_far, tokens = EMPTY_BRANCH, 0
         if self._backends.small is not None:  # else there is nothing to choose
             so_far = await self._load_so_far(chat)
             tokens = prompt_estimate(chat, self._count_text)
@@ -117,13 +117,13 @@ class ModelSelector:
         """A summary of the conversation that the request continues."""
         conversation_id = chat.conversation_id
         if conversation_id is None or chat.new_conversation:
-            return NOTHING_BEFORE
+            return EMPTY_BRANCH
         try:
             return await self._database.read(
                 lambda c: summarize_branch(c, chat.owner, conversation_id, chat.parent_id)
             )
         except NotFound:  # said by the pipeline, after all else that can be said
-            return NOTHING_BEFORE
+            return EMPTY_BRANCH
 
 
 def _served_by(chat: ChatRequest, model: str, headers: Mapping[str, str]) -> ChatRequest:

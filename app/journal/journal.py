@@ -38,11 +38,11 @@ from app.stream.replay import stream_facts
 from app.stream.token_stream import DELETED, STORAGE, TokenStream
 
 CHECKPOINT_S = 1.0
-PATIENCE_S = 10.0
+MAX_STORE_OUTAGE_S = 10.0
 """Seconds for which live streams continue while nothing can be written."""
 LINGER_S = 0.02
 """Seconds that a reservation waits at most for others to be committed with."""
-AT_ONCE = 64
+CHECKPOINT_BATCH = 64
 """Streams that are checkpointed before the event loop serves others."""
 OnSettled = Callable[[str, int, str, int], None]
 """Called with each committed settlement: owner, day, request id, cost in micro-dollars."""
@@ -70,7 +70,7 @@ class Journal:
         self._retention = retention
         self._on_settled = on_settled
         self._checkpoint_s = CHECKPOINT_S
-        self._patience_s = PATIENCE_S
+        self._max_outage_s = MAX_STORE_OUTAGE_S
         self._live: set[JournalEntry] = set()
         self._unsettled: dict[JournalEntry, float] = {}  # since when, in seconds; oldest first
         self._settling: set[asyncio.Task[None]] = set()
@@ -273,7 +273,7 @@ class Journal:
         unsaved: list[Checkpoint] = []
         saved: dict[JournalEntry, int] = {}
         for number, entry in enumerate(list(self._live), start=1):
-            if number % AT_ONCE == 0:
+            if number % CHECKPOINT_BATCH == 0:
                 await asyncio.sleep(0)  # thousands of streams: their tokens do not wait for all of them
             if (checkpoint := entry.checkpoint()) is not None:
                 unsaved.append(checkpoint)
@@ -291,6 +291,6 @@ class Journal:
     def _not_written(self, error: StorageUnavailable) -> None:
         stuck_s = time.monotonic() - self._written_at_s
         self._log.warning("not_written", error=error.code, stuck_s=round(stuck_s, 1), live=len(self._live))
-        if stuck_s >= self._patience_s:
+        if stuck_s >= self._max_outage_s:
             for entry in list(self._live):
                 entry.stream.cancel(STORAGE)

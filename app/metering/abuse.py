@@ -78,7 +78,7 @@ class Addresses:
         self._secret = secrets.token_bytes(16)
         self._seen: OrderedDict[tuple[str, str], OrderedDict[bytes, float]] = OrderedDict()
 
-    def saw(self, key: Key, address: str) -> None:
+    def record(self, key: Key, address: str) -> None:
         """A key was used from an address: an IPv4 /24, an IPv6 /48, or a name as it is."""
         network = hashlib.blake2b(_network(address), digest_size=8, key=self._secret).digest()
         networks = self._seen.setdefault((key.id, key.owner), OrderedDict())

@@ -251,7 +251,7 @@ class KeyLease(Lease):
         if fits:
             self._add_charge(fits)
         if beyond > fits:
-            window.owe(beyond - fits)
+            window.add_debt(beyond - fits)
             self._owed_tokens += beyond - fits
 
     def as_notice(self) -> dict[str, str]:
@@ -282,7 +282,7 @@ class KeyLease(Lease):
         used += prompt_tokens if self._charged_before is None else 0
         beyond = used - self.tokens - self._owed_tokens
         if beyond > 0:
-            usage.tokens.owe(beyond)
+            usage.tokens.add_debt(beyond)
         else:
             self._give_back(-beyond)
 

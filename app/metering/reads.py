@@ -20,7 +20,7 @@ from app.store.database import READERS
 
 BURST_S = 10.0
 """Seconds of the rate that may arrive at once: a page that loads, a script that begins."""
-AT_ONCE = READERS // 2
+MAX_READERS = READERS // 2
 """Readers of the store for these; the others are for chat, whose history waits for no export."""
 MAX_WAITING = 64
 """Requests of a caller that may wait for their turn; browsers send 6 at once."""
@@ -39,7 +39,7 @@ class Reads:
         self._clock_s = clock_s
         self._buckets: dict[str, Bucket] = {}
         self._gate = FairGate(
-            AT_ONCE, "reads", max_per_owner=MAX_WAITING, max_total=MAX_WAITING_TOTAL, one_each=True
+            MAX_READERS, "reads", max_per_owner=MAX_WAITING, max_total=MAX_WAITING_TOTAL, one_each=True
         )
 
     def charge(self, owner: str, key: Key | None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from app.store.database import FILE_NAME, PATIENCE_S
+from app.store.database import FILE_NAME, LOCK_TIMEOUT_S
 from app.store.opening import (
     StoreRefused,
     create_private,
@@ -131,7 +131,7 @@ def _check_there(path: Path) -> None:
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=PATIENCE_S)
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=LOCK_TIMEOUT_S)
 
 
 def _check_version(connection: sqlite3.Connection, *, older: bool) -> None:

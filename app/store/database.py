@@ -40,7 +40,7 @@ FILE_NAME = "tokenring.db"
 MAX_UNITS = 1024
 """Units in one transaction; bounds how long a failed commit takes to do again."""
 READERS = 4
-PATIENCE_S = 15.0
+LOCK_TIMEOUT_S = 15.0
 """Seconds that units wait for a store that another process has locked."""
 _RETRY_S = 0.05
 _VACUUM = "VACUUM"
@@ -62,7 +62,7 @@ class _Queued:
 class Database:
     """The store of one data directory. Construct, `open()`, use, `aclose()`."""
 
-    def __init__(self, data_dir: Path, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, data_dir: Path, *, patience_s: float = LOCK_TIMEOUT_S) -> None:
         self.path = data_dir / FILE_NAME
         self._data_dir = data_dir
         self._patience_s = patience_s

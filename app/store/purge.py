@@ -42,7 +42,7 @@ RETRY_S = 600.0
 VACUUM_PERIOD_S = 86_400.0
 OVERDUE_S = 7 * 86_400.0
 """Seconds after which the log warns, once a day, that no idle minute was long enough for VACUUM."""
-PATIENCE_S = 2.0
+READER_TIMEOUT_S = 2.0
 """Seconds that `purge_now` waits for readers."""
 MESSAGES = 200
 """Messages that one unit wipes; a unit holds the writer, and streams wait for it."""
@@ -202,7 +202,7 @@ def purge_now(connection: sqlite3.Connection, conversation_ids: Sequence[str], *
 
 
 def _emptied(connection: sqlite3.Connection) -> bool:
-    give_up_s = time.monotonic() + PATIENCE_S
+    give_up_s = time.monotonic() + READER_TIMEOUT_S
     while not empty_wal(connection):
         if time.monotonic() > give_up_s:
             return False

@@ -22,7 +22,7 @@ A process adds at most as many in a day.
 DELETED_AT_ONCE = 500
 """Records that one unit deletes: it holds the writer, and streams wait for it."""
 _DIGITS = 6
-_LEAST_SCORE = 0.001
+_MIN_SCORE = 0.001
 """A lower score of a category is not kept; no policy has so low a threshold."""
 
 
@@ -143,7 +143,7 @@ def _row(record: SafetyRecord) -> tuple[Any, ...]:
 
 
 def _kept(scores: Mapping[str, float]) -> dict[str, float]:
-    return {category: round(p, _DIGITS) for category, p in scores.items() if p >= _LEAST_SCORE}
+    return {category: round(p, _DIGITS) for category, p in scores.items() if p >= _MIN_SCORE}
 
 
 def _loaded(values: Mapping[str, Any]) -> list[Any]:

@@ -70,7 +70,7 @@ class ModerationRoutes:
         judge = partial(self._moderator.result, level=level, owner=caller.owner)
         with self._requests.enter(caller.owner):
             client = Client(request.receive)
-            return await client.while_here(self._results(judge, texts, caller.owner), "moderation")
+            return await client.until_disconnect(self._results(judge, texts, caller.owner), "moderation")
 
     async def _results(
         self,

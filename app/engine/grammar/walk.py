@@ -23,7 +23,7 @@ MAX_WALK_TOKENS = 512
 STEADY_TOKENS = 128
 """Tokens at a small and steady cost after which a walk ends."""
 STRATEGY_S = 0.25
-CHEAP = 0.1
+STEADY_SHARE = 0.1
 """The share of the allowance per token below which a steady walk ends early."""
 CANDIDATES = 3
 MAX_TAGS = 64
@@ -137,7 +137,7 @@ class Walker:
             return False
         half = len(costs_ms) // 2
         earlier_ms, later_ms = sum(costs_ms[:half]), sum(costs_ms[half:])
-        return later_ms < CHEAP * self._mask_ms * half and later_ms < 1.5 * earlier_ms + CHEAP
+        return later_ms < STEADY_SHARE * self._mask_ms * half and later_ms < 1.5 * earlier_ms + STEADY_SHARE
 
     def _strategies(self) -> tuple[_Choose, ...]:
         """Ways through a grammar, none of which ends the answer while it can continue."""

@@ -44,7 +44,7 @@ DEATHS = 2
 MOVES = 8
 """Servers that may die under a choice in all; a pool that loses more has another fault."""
 RETRY_PAUSE_S = 0.2
-LONGEST_PAUSES = 5
+MAX_PAUSES = 5
 """A server that could not take it is asked again after one such pause, then after two, up to so many."""
 ABORT_WAIT_S = 5.0
 ABORT_AGAIN_S = 0.5
@@ -256,7 +256,7 @@ class RemoteGeneration:
         tried = self._attempts.tried
         server = self._pool.pick(tried) or self._pool.pick()
         if server in tried:
-            await asyncio.sleep(RETRY_PAUSE_S * min(len(tried), LONGEST_PAUSES))
+            await asyncio.sleep(RETRY_PAUSE_S * min(len(tried), MAX_PAUSES))
         return server
 
     @property

@@ -25,7 +25,7 @@ from app.engine.http.model import Facts
 from app.engine.http.server import HEALTH_TIMEOUT_S, NOT_FOUND, RemoteServer, Timeouts, total_load
 
 HEALTH_S = 15.0
-PLACES = 4
+GATE_PLACES = 4
 """Choices that another server reads at once. A request that kills servers takes at most so many with it."""
 HOLD_S = 10.0
 """Seconds after which a choice without a token gives its place to the next."""
@@ -89,7 +89,7 @@ class FaultLog:
 class ContinueGate:
     """A gate for choices that continue at another server: few at once, or the herd would end that one too."""
 
-    def __init__(self, places: int = PLACES, hold_s: float = HOLD_S) -> None:
+    def __init__(self, places: int = GATE_PLACES, hold_s: float = HOLD_S) -> None:
         self._places = asyncio.Semaphore(places)
         self._hold_s = hold_s
 

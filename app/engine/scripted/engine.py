@@ -214,7 +214,7 @@ class ScriptedEngine:
                 await run.woken()
             made = 0
             while live:
-                self._misbehave(run, script, made)
+                self._inject_fault(run, script, made)
                 if script.fault == "hang" and made >= script.fault_after:
                     await self._pause(run, 1e6)
                 # The ids of an earlier run are first, of all choices, and as fast as the loop turns.
@@ -258,7 +258,7 @@ class ScriptedEngine:
         if run.error is not None:
             raise run.error
 
-    def _misbehave(self, run: Run, script: Script, made: int) -> None:
+    def _inject_fault(self, run: Run, script: Script, made: int) -> None:
         if not script.fault or made < script.fault_after or run.aborted:
             return
         if script.fault == "overload":

@@ -27,7 +27,7 @@ from app.engine.sglang.allowed_args import is_speculative
 from app.engine.sglang.args import SGLangOptions, as_started
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.process_work import WARM_UP, StartWork, launch_stage
-from app.engine.sglang.recovery import FIRST_PAUSE_S, LONGEST_PAUSE_S, Recovery
+from app.engine.sglang.recovery import FIRST_PAUSE_S, MAX_PAUSE_S, Recovery
 from app.engine.sglang.run import SGLangRun
 from app.engine.sglang.watchdog import PATIENCE, StartWatchdog, watched
 from app.engine.sink import GenerationStream, Tallies, TokenTally
@@ -86,7 +86,7 @@ class SGLangEngine:
         """Load the model and warm up; a failed start is repeated. Raises EngineFailed, SettingsError."""
         self._own_sigquit(asyncio.get_running_loop())
         num_starts = min(FIRST_STARTS, 1 + self._limits.restarts)
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
         for number in range(1, num_starts + 1):
             try:
                 await self._start_first()
@@ -154,7 +154,7 @@ class SGLangEngine:
         """Serve requests again."""
         self._health = Health.READY
 
-    def given_up(self, reason: str) -> None:
+    def fail_permanently(self, reason: str) -> None:
         """Fail every choice, and report the death to the owner, as the engine is not started again."""
         self._health = Health.DEAD
         self.restarts.ended(len(self._live))

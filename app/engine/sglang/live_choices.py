@@ -19,7 +19,7 @@ from app.engine.sink import ChoiceSink, TokenTally
 from app.errors import ServingError
 
 BROKEN = "\ufffd"
-LONGEST_CHARACTER = 8
+MAX_CHARACTER_TOKENS = 8
 """Tokens that one character may take; longer broken runs are no character."""
 PROGRESS_TOKENS = 8
 """New tokens after which a choice is not what an engine died of; one that is may get a few."""
@@ -244,7 +244,7 @@ def steps(token_ids: Sequence[int], text: str, decode: Decode) -> Iterator[tuple
     for end in range(1, len(token_ids) + 1):
         ids = list(token_ids[first:end])
         step_text = singles[first] if len(ids) == 1 else decode([ids])[0]
-        if BROKEN in step_text and len(ids) < LONGEST_CHARACTER:
+        if BROKEN in step_text and len(ids) < MAX_CHARACTER_TOKENS:
             continue
         if not text.startswith(step_text, chars):
             break

@@ -22,12 +22,12 @@ from app.engine.sink import GenerationStream
 from app.errors import BadRequest, EngineFailed, EngineOverloaded, GrammarTooSlow, ServingError
 
 _new_tuple = tuple.__new__
-PARSED_AGAIN = 32
+REPARSE_FRACTION = 32
 """A call's text is parsed again when it has grown by this fraction of it.
 
 SGLang's parsers read all of a call again with each token: 12 ms a token after 8,000, on the event loop.
 """
-LEAST_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 """OpenAI's for a token that is out of the question; JSON has no -inf, which a grammar's mask gives."""
 RETRY_AFTER_FULL_S = 1
 FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -197,7 +197,7 @@ class ParsedChoice:
             self._before_call = _TextBeforeCall(getattr(self._tools, "detector", None))
         gathered = bool(self._unparsed) or finish_type is not None
         self._unparsed += text
-        if finish_type is None and len(self._unparsed) * PARSED_AGAIN < self._unfinished():
+        if finish_type is None and len(self._unparsed) * REPARSE_FRACTION < self._unfinished():
             return
         text, self._unparsed = self._unparsed, ""
         ended = finish_type not in {None, "abort"}
@@ -347,7 +347,7 @@ def _overlap(text: str, marker: str) -> int:
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(text.encode())}
+    return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": list(text.encode())}
 
 
 def choice_sink(index: int, out: GenerationStream, prompt_tokens: int, chat: Any, *, request: Any) -> Any:

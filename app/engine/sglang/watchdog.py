@@ -23,8 +23,8 @@ from app.errors import EngineFailed
 PATIENCE = 3
 LOOKS = 8
 """Looks of a watchdog within its limit."""
-LONGEST_LOOK_S = 5.0
-LEAST_BYTES = 1 << 20
+MAX_LOOK_S = 5.0
+MIN_BYTES = 1 << 20
 """Bytes read or written that count; the messages between threads are far fewer."""
 END_S = 30.0
 """Seconds to await the end of a start that was given up: SGLang looks at its processes every 5 s."""
@@ -45,7 +45,7 @@ class _Looks:
 
     def __init__(self, clock_s: Callable[[], float], *limits_s: float) -> None:
         self._clock_s = clock_s
-        self.interval_s = min([LONGEST_LOOK_S, *(limit_s / LOOKS for limit_s in limits_s if limit_s)])
+        self.interval_s = min([MAX_LOOK_S, *(limit_s / LOOKS for limit_s in limits_s if limit_s)])
         self._looked_s = clock_s()
 
     def _begin_look(self) -> tuple[float, bool]:
@@ -168,7 +168,7 @@ class StartWatchdog(_Looks):
     def _has_worked(self, work: Work, since_s: float) -> bool:
         """True if more was done since the last time than by processes that wait."""
         cpu_s, num_bytes = work.cpu_s - self._last.cpu_s, work.num_bytes - self._last.num_bytes
-        moved = num_bytes >= LEAST_BYTES
+        moved = num_bytes >= MIN_BYTES
         return moved or has_computed(cpu_s, since_s) or work.pids != self._last.pids
 
 

@@ -34,7 +34,7 @@ SHORT_CHARS = 100
 LEAST_CHARS, NOTHING_SAID = 3, -3.0
 """For ASCII texts of so few characters the logit of harm is capped: they are no evidence."""
 _INNER_CAPITALS = re.compile(r"[^\W\d_A-Z][A-Z]")
-MOST_INNER_CAPITALS = 2
+MAX_INNER_CAPITALS = 2
 """Capitals within words that an ordinary text may have."""
 _REFUSES = re.compile(
     r"\b(sorry|apolog|i can(no|['\u2019])?t|i (am|['\u2019]m) (not able|unable)"
@@ -184,7 +184,7 @@ class Classifier:
         blend, length = self._blend, doublings(len(text))
         plain, *others = views(text)
         read = [(text, plain), *((other, other) for other in others)]
-        is_odd = text.isupper() or len(_INNER_CAPITALS.findall(text)) > MOST_INNER_CAPITALS
+        is_odd = text.isupper() or len(_INNER_CAPITALS.findall(text)) > MAX_INNER_CAPITALS
         if is_odd or (plain.isascii() and not text.isascii()):
             read.append((plain, plain))
         readings = [self._reading(shown, counted, length) for shown, counted in read]

@@ -28,12 +28,12 @@ BITS = 18
 CATEGORY_BITS = 14
 STEP_BYTES = 12
 """Characters read at once, about 3 tokens. Longer text is read in steps, so that no stretch is missed."""
-AGAIN = 0.5
+REPEAT_WEIGHT = 0.5
 """Weight of an n-gram that occurred before in the answer."""
 PRIOR = 1.0
 """The part of a prompt of harm 1 in the logit of its answer."""
 
-_LONGEST_WORD = 64
+_MAX_WORD_CHARS = 64
 _REMEMBERED = 4096  # n-grams of an answer that are known again; then it forgets them all
 _RECENT = 600  # n-grams, about 200 words, that tell the category
 _STEM = 5
@@ -76,7 +76,7 @@ class Grams:
         """The places of the n-grams that these bytes of `plain_bytes` complete."""
         text = self._word + data
         words = text.split()
-        self._word = words.pop() if words and text[-1] != _SPACE and len(words[-1]) < _LONGEST_WORD else b""
+        self._word = words.pop() if words and text[-1] != _SPACE and len(words[-1]) < _MAX_WORD_CHARS else b""
         places: list[int] = []
         crc = zlib.crc32
         for word in words:
@@ -132,7 +132,7 @@ class Answer:
         weight, total = model.weight, max(self._sum, 0.0) - model.drift * len(places)
         for place in places:
             if place in seen:
-                total += AGAIN * weight(place)
+                total += REPEAT_WEIGHT * weight(place)
             else:
                 seen.add(place)
                 total += weight(place)

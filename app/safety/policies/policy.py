@@ -177,7 +177,7 @@ class Policy:
         limits = self._prompt_limits("encoder", 1)
         return {limit.action: limit.threshold for limit in limits if limit.category == category}
 
-    def in_doubt(self, scores: Scores) -> bool:
+    def is_uncertain(self, scores: Scores) -> bool:
         """True if the n-grams would watch the prompt with the whole watch rate to spend."""
         limits = [
             Limit("watch", self._calibration.at("ngrams", c, max(self._rules[c].watch_fpr, MIN_FPR)), c)
@@ -209,7 +209,7 @@ class Policy:
         """The message about a blocked prompt or answer; it names a category only where it is sure."""
         return self._notices.message(_named(verdict), request_id)
 
-    def given_up(self) -> list[str]:
+    def weakened(self) -> list[str]:
         """The ways in which this policy does less than the built-in one, each with its categories."""
         titles: dict[str, list[str]] = {}
         for category, rule in self._rules.items():

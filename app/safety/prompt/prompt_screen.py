@@ -49,7 +49,7 @@ FAST_CHARS = 2 * SLICE_CHARS
 """Characters of a text that `ngram_verdict` reads whole; of a longer one, the first and last slice."""
 FAST_EARLIER = 3
 """Earlier turns without remembered scores that `ngram_verdict` scores; `full_verdict` scores all."""
-LOOKED_AT = 512
+MAX_REMEMBERED_TURNS = 512
 """Earlier turns of which `ngram_verdict` looks up the remembered scores."""
 
 
@@ -212,7 +212,7 @@ class PromptScreen:
             for chunk in ends(text):
                 scores = highest(scores, _faded(self._texts.by_ngrams(chunk, looked), weight))
         new = 0
-        for text, weight, watch in turns.earlier[:LOOKED_AT]:
+        for text, weight, watch in turns.earlier[:MAX_REMEMBERED_TURNS]:
             for chunk in ends(text):
                 remembered = self._texts.remembered(chunk)
                 if remembered is None and new < FAST_EARLIER:

@@ -33,7 +33,7 @@ class PromptClassifier(Protocol):
         ...
 
 
-class Glance(NamedTuple):
+class RememberedScores(NamedTuple):
     """The part of an `NgramResult` that is remembered."""
 
     harm: float
@@ -46,11 +46,11 @@ class TextScores:
     def __init__(self, classifier: PromptClassifier, thread: OwnerThreads) -> None:
         self._classifier = classifier
         self._thread = thread
-        self._glances = Remembered[Glance](REMEMBERED)
+        self._glances = Remembered[RememberedScores](REMEMBERED)
         self._ngrams = Remembered[Scores](REMEMBERED)
         self._encoder = Remembered[Scores](REMEMBERED)
 
-    def glance(self, text: str, looked: dict[str, NgramResult]) -> Glance:
+    def glance(self, text: str, looked: dict[str, NgramResult]) -> RememberedScores:
         """The n-grams' harm of a text; a new result is left in `looked`, for its scores."""
         key = self._glances.key(text)
         remembered = self._glances.get(key)
@@ -59,7 +59,7 @@ class TextScores:
         result = looked[text] = self._classifier.fast(text)
         if not 0.0 <= result.harm <= 1.0:
             raise ValueError("harm out of range")
-        return self._glances.put(key, Glance(result.harm, result.is_language))
+        return self._glances.put(key, RememberedScores(result.harm, result.is_language))
 
     def remembered(self, text: str) -> Scores | None:
         """The n-grams' scores of a text, where they are remembered."""

@@ -67,7 +67,7 @@ class ScreenedSession(SafetySession):
         if watched is not None:
             verdict, sure = stricter(verdict, watched), False
         # Most prompts that the full verdict watches are in doubt by now, short of the n-grams' threshold.
-        self._strict = verdict.watched or policy.in_doubt(verdict.scores)
+        self._strict = verdict.watched or policy.is_uncertain(verdict.scores)
         if sure and guard is None:
             self._decide(verdict)
             return

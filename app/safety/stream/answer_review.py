@@ -148,10 +148,10 @@ class AnswerReview:
             self._hits = 0
             self._set_clean(tokens)
         else:
-            self._doubt(score, first, tokens)
+            self._raise_holdback(score, first, tokens)
         return self._hits >= HITS_TO_REVIEW or tokens >= self._due_at_tokens
 
-    def _doubt(self, score: float, first: int, tokens: int) -> None:
+    def _raise_holdback(self, score: float, first: int, tokens: int) -> None:
         """Hold more back; a score of a review, or one that is no number, is a hit of each token."""
         self.in_doubt = True
         self.clean_until = min(self.clean_until, tokens - 1)  # an earlier delta may be of the same token

@@ -27,7 +27,7 @@ _UNFINISHED = re.compile(
     r"|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]?)?"
     r"|&(?:#(?:[xX][0-9a-fA-F]{0,24}|[0-9]{0,24})|[A-Za-z][A-Za-z0-9]{0,30})?)\Z"
 )
-_LONGEST_UNFINISHED = 40
+_MAX_UNFINISHED_CHARS = 40
 
 
 def unescape(text: str) -> tuple[str, str]:
@@ -36,7 +36,7 @@ def unescape(text: str) -> tuple[str, str]:
     for _ in range(_NESTED):
         if "\\" in text:
             text = _RUN.sub(r"\\", text)
-        ending = _UNFINISHED.search(text, max(0, len(text) - _LONGEST_UNFINISHED))
+        ending = _UNFINISHED.search(text, max(0, len(text) - _MAX_UNFINISHED_CHARS))
         if ending is not None:
             text, pending = text[: ending.start()], ending[0] + pending
         further = _paired(_WHOLE.sub(_character, text))

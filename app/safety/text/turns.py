@@ -34,7 +34,7 @@ DECAY = 0.8
 """By how much an earlier turn's score fades with each turn since."""
 MAX_AGE = 10
 """Turns back that are read: the score of an older turn has faded to a tenth and reaches no threshold."""
-MOST_BEHIND = 8
+MAX_UNJUDGED_TAIL = 8
 """Newest unjudged messages, without which those before are read as one text."""
 SHORT_CHARS = 300
 """Characters of a short text. A longer text that no user wrote needs stronger evidence to be refused."""
@@ -301,7 +301,7 @@ def _joined_before(unknown: Sequence[_Entry]) -> Iterator[str]:
     A few harmless ones behind a split request would drown it, and none was read when it was the newest.
     """
     if sum(len(message.content) for message in unknown) <= SLICE_CHARS:
-        for number in range(len(unknown) - 1, max(1, len(unknown) - 1 - MOST_BEHIND), -1):
+        for number in range(len(unknown) - 1, max(1, len(unknown) - 1 - MAX_UNJUDGED_TAIL), -1):
             yield _joined(unknown[:number])
 
 

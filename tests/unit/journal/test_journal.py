@@ -19,7 +19,7 @@ from app.journal import retention as retention_module
 from app.journal import settlement
 from app.journal.entry import JournalEntry, Outcome
 from app.journal.history import LoadedTurn
-from app.journal.journal import AT_ONCE, Journal
+from app.journal.journal import CHECKPOINT_BATCH, Journal
 from app.journal.reconcile import reconcile
 from app.journal.retention import MAX_OUTAGE_S, SWEEP_S, Retention
 from app.store import conversations, events, ledger
@@ -477,7 +477,7 @@ async def test_stream_that_is_not_reserved_yet_is_not_checkpointed(world: Genera
 
 async def test_other_tasks_run_while_very_many_streams_are_looked_at(world: Generations):
     """Tokens do not wait for all of them."""
-    for _ in range(AT_ONCE):
+    for _ in range(CHECKPOINT_BATCH):
         stream = world.stream(asked())
         world.journal._live.add(
             JournalEntry(LoadedTurn(asked()), PROMPT, stream, {}, reserved=_never(), terms=TERMS)

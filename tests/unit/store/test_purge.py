@@ -500,7 +500,7 @@ async def test_purge_is_postponed_while_another_process_reads(kept):
 
 async def test_purge_at_once_gives_up_on_a_reader_that_stays(kept, monkeypatch: pytest.MonkeyPatch):
     """What is left is done by the next purge, this one again."""
-    monkeypatch.setattr(purge, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(purge, "READER_TIMEOUT_S", 0.0)
     await kept.converse("conv_1")
     with contextlib.closing(connect(kept)) as reader, contextlib.closing(connect(kept)) as purging:
         reader.execute("BEGIN")
