@@ -366,7 +366,7 @@ class Engine(Protocol):
         ...
 
     async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """The token ids of a text, however long it is; callers take turns by owner."""
+        """The token ids of a text, however long it is; owners alternate."""
         ...
 
     async def detokenize(

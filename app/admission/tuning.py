@@ -86,7 +86,7 @@ class AdmissionTuning:
     usable_deadline: float = 0.25  # share of a tier's deadline that waiting may take by expectation
     wait_of_ttft: float = 0.4  # share of the TTFT target that it may take, in the tiers above batch
     young_ages: float = 3.0  # mean ages, >= 2, that requests run at least; 2 in a steady flow
-    # Times as long as others, >= 1, that requests may wait which return at their slot. If all clients obey,
+    # Factor, >= 1, of the wait allowed to requests that return at their slot. If all clients obey,
     # 0.92 of them are admitted with 2.5, and 0.95 with 3.0.
     late: float = 3.0
     promised: float = 0.75  # share of the throughput that slots take; other requests fill up the rest

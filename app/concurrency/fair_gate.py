@@ -1,4 +1,4 @@
-"""The one gate at which owners take turns: places at something slow.
+"""The gate at which owners alternate: places at something slow.
 
     acquire ──▶ a place free? ── yes ────────────────────────────────▶ place ──▶ release
                     │ no                                                 ▲
@@ -47,7 +47,7 @@ class FairGate:
         """The owners that have their one place."""
         self._entered: Counter[str] = Counter()
         self._queues: dict[str, list[_Waiting]] = {}
-        """The requests that wait, a heap for each owner; owners in the order of their turns."""
+        """The requests that wait, a heap for each owner; owners in the order in which they are served."""
         self._numbers = itertools.count()
 
     @property

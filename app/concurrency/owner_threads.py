@@ -1,4 +1,4 @@
-"""Threads for what would hold up the event loop. Owners take turns at them, call by call.
+"""Threads for calls that would block the event loop. Owners alternate, call by call.
 
 A gate (`fair_gate`) says whose call is next; of an owner's calls the smallest, then the oldest. What calls
 take themselves is counted apart from their wait, because the wait is the work of others. Used by one event

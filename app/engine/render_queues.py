@@ -5,7 +5,7 @@
 | short | at most `SHORT_BYTES` of text, without tools, grammar and media | below 25 ms, at 1.5 us a byte |
 | long | all others | that of tokenizing the longest prompt that fits |
 
-In each queue owners take turns, so that one owner's many requests do not delay another's.
+In each queue owners alternate, so that one owner's many requests do not delay another's.
 Used by one event loop.
 """
 
@@ -48,7 +48,7 @@ class RenderQueues:
         return await _run(queue, request.owner, convert, request)
 
     async def run_sized(self, owner: str, size_bytes: int, function: Callable[[], T]) -> T:
-        """`function()` over so many bytes of text, in the owner's turn. Raises as `run` does."""
+        """`function()` over so many bytes of text, owners alternating. Raises as `run` does."""
         queue = self._short if size_bytes <= SHORT_BYTES else self._long
         return await _run(queue, owner, function)
 

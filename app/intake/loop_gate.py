@@ -18,7 +18,7 @@ LONG_TICK_S = 0.04
 
 
 class LoopGate:
-    """Lets a few requests begin in each tick of the loop; owners take turns."""
+    """Lets a few requests begin in each tick of the loop; owners alternate."""
 
     def __init__(self) -> None:
         self._max_starts = MAX_STARTS_PER_TICK

@@ -182,9 +182,9 @@ class Intake:
 
     # Clients that return
 
-    async def turn(self, caller: Caller) -> None:
+    async def wait_for_tick(self, caller: Caller) -> None:
         """Wait as a request does whose body has arrived."""
-        await self._bodies.turn(caller.owner)
+        await self._bodies.wait_for_tick(caller.owner)
 
     def charge_read(self, caller: Caller) -> None:
         """Charge a read of the store. Raises RateLimited."""
@@ -199,7 +199,7 @@ class Intake:
             if (stream := self._runtime.streams.find(request_id, owner)) is not None:
                 return stream
             self.charge_read(caller)
-            async with self._runtime.reads.turn(owner):
+            async with self._runtime.reads.slot(owner):
                 stream = await self._continued.find(
                     owner, request_id, door.make_wire, after, continues=continues
                 )

@@ -1,4 +1,4 @@
-"""Reads of the store by owner: a rate of requests, one at a time, in turn with other owners.
+"""Reads of the store by owner: a rate of requests, one at a time, alternating with other owners.
 
 Lists, searches, views, exports, reports and stored answers cost more than a refusal does, and no limit of a
 key counts them. The reads of a chat request are not counted here: the request has been charged.
@@ -23,7 +23,7 @@ BURST_S = 10.0
 MAX_READERS = READERS // 2
 """Readers of the store for these; the others are for chat, whose history waits for no export."""
 MAX_WAITING = 64
-"""Requests of a caller that may wait for their turn; browsers send 6 at once."""
+"""Requests of a caller that may wait for their slot; browsers send 6 at once."""
 MAX_WAITING_TOTAL = 1_024
 
 
@@ -60,6 +60,6 @@ class Reads:
                 retry_after_s=retry_s,
             )
 
-    def turn(self, owner: str) -> AbstractAsyncContextManager[None]:
-        """Wait for the caller's turn to read. Raises RateLimited, Overloaded."""
+    def slot(self, owner: str) -> AbstractAsyncContextManager[None]:
+        """Wait for the caller's slot to read. Raises RateLimited, Overloaded."""
         return self._gate.place(owner)

@@ -57,7 +57,7 @@ class Access:
         async def handle(request: Request) -> ASGIApp:
             caller = self._gatekeeper.admin(request) if admin else self._gatekeeper.caller(request)
             self._reads.charge(caller.owner, caller.key)
-            async with self._reads.turn(caller.owner):
+            async with self._reads.slot(caller.owner):
                 return await handler(request, caller)
 
         return handle

@@ -99,7 +99,7 @@ class ConversationRoutes:
     ) -> Response:
         """A whole response where a page holds all; else a page is read once the last was sent.
 
-        Each of these pages waits for its own turn at the store: the handler's ends with the first.
+        Each of these pages waits for its own slot at the store: the handler's ends with the first.
         """
         first = await self._page(owner, outline, 0)
         chunks = self._chunks(owner, outline, layout, first)
@@ -119,7 +119,7 @@ class ConversationRoutes:
                 separator = layout.separator
             if page.next_start is None:
                 break
-            async with self._reads.turn(owner):  # the first page's, where it had one, is over
+            async with self._reads.slot(owner):  # the first page's, where it had one, is over
                 page = await self._page(owner, outline, page.next_start)
         yield layout.tail
 

@@ -29,7 +29,7 @@ class GenerationRoutes:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
         after = last_event_id(request)
         wants_plain(request)  # a wrong value is refused before a suspended answer is continued
-        await self._intake.turn(caller)
+        await self._intake.wait_for_tick(caller)
         stream = await self._find(request, caller, after)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=_headers(stream))

@@ -78,7 +78,7 @@ class ModerationRoutes:
         texts: Sequence[str],
         owner: str,
     ) -> list[moderation.Result]:
-        """A result for each text; callers take turns, text by text."""
+        """A result for each text; callers alternate, text by text."""
         results = []
         for text in texts:
             gate = self._short if len(text) <= FAST_CHARS else self._long

@@ -7,7 +7,7 @@ ends and the slices that the n-grams find worst; the n-grams read all. Of what s
 turn it reads the texts that the n-grams are in doubt of.
 
 Fails closed: any failure raises ScreenFailed, unless the server is set to fail open. A prompt that
-waited too long for its turns raises ScreenBusy in any case.
+waited too long for its slots raises ScreenBusy in any case.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class PromptScreen:
     ) -> Verdict:
         """The verdict of n-grams and encoder, in the thread; of every character.
 
-        Owners take turns, slice by slice; of an owner's prompts short ones go before long ones.
+        Owners alternate, slice by slice; of an owner's prompts short ones go before long ones.
         Raises ScreenFailed.
         """
         policy = policy.after(strikes)

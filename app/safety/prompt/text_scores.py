@@ -92,7 +92,7 @@ class TextScores:
         return scores
 
     async def by_encoder(self, work: Work, text: str) -> Scores:
-        """The encoder's scores, in the thread: a slice at a time, so that others have their turns."""
+        """The encoder's scores, in the thread: a slice at a time, so that owners alternate."""
         key = self._encoder.key(text)
         remembered = self._encoder.get(key)
         if remembered is not None:

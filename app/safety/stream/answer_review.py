@@ -81,7 +81,7 @@ class Excerpt:
         self._reasoning_chars = 0
         """Characters of the next text that are reasoning."""
 
-    def turn_to(self, channel: Channel, num_unread: int) -> None:
+    def switch_channel(self, channel: Channel, num_unread: int) -> None:
         """Note that the text after `num_unread` characters is of this channel.
 
         A model that doubts in its reasoning may comply in its answer.

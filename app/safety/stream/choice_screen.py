@@ -144,7 +144,7 @@ class ChoiceScreen:
         tokens, is_last = delta.counts.completion_tokens, delta.finish_reason is not None
         channel = (delta.channel, 0 if delta.tool is None else delta.tool.index)
         if channel != self._channel and (delta.text or delta.tool is not None):  # a last delta may be of any
-            self._turn_to(channel, delta.channel)
+            self._switch_channel(channel, delta.channel)
         if spans is not None and self._completes_span(spans, delta):
             review.hit_span(tokens, clean_until=self._tokens)
             self.verdict = self._terms.policy.halted()
@@ -179,11 +179,11 @@ class ChoiceScreen:
         self.state = state
         return state
 
-    def _turn_to(self, channel: tuple[str, int], of_review: Channel) -> None:
+    def _switch_channel(self, channel: tuple[str, int], of_review: Channel) -> None:
         if self._unread and self._channel is not None:
             self._unread += "\n"  # a word ends with its channel
         self._channel = channel
-        self.review.excerpt.turn_to(of_review, len(self._unread))
+        self.review.excerpt.switch_channel(of_review, len(self._unread))
 
     def _completes_span(self, spans: SpanReader, delta: Delta) -> bool:
         """Read a delta for the hard list; returns True if a span is complete."""
@@ -198,7 +198,7 @@ class ChoiceScreen:
             return False
         assert self._channel is not None
         if spans.channel != self._channel:
-            spans.turn_to(self._channel)
+            spans.switch_channel(self._channel)
         return spans.finds(delta.text)
 
     def settle(self, scores: Scores) -> StreamState:

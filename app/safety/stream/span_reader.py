@@ -116,7 +116,7 @@ class SpanReader:
         self._spelling = _Reading()
         self._plain = self._shown = self._spelled = 0
 
-    def turn_to(self, channel: Channel) -> None:
+    def switch_channel(self, channel: Channel) -> None:
         """Continue in another channel, where a span of the last one may continue too."""
         if channel == self.channel:
             return
@@ -159,7 +159,7 @@ class SpanReader:
         """Read the name of a tool; returns True if a span is complete in it, or across several names."""
         if self.finds_in(name):
             return True
-        self.turn_to(("name", 0))
+        self.switch_channel(("name", 0))
         return self.finds(name)
 
     def finds_in(self, text: str) -> bool:

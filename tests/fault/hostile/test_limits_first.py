@@ -287,7 +287,7 @@ async def test_one_owners_slow_reads_leave_the_store_to_chat(serve: Serve):
         let_go.wait()
 
     async def slow() -> None:
-        async with served.runtime.reads.turn("ann"):
+        async with served.runtime.reads.slot("ann"):
             await served.runtime.database.read(hang)
 
     slow_reads = [asyncio.create_task(slow()) for _ in range(20)]
@@ -317,7 +317,7 @@ async def test_every_page_of_an_export_waits_for_its_turn(serve: Serve):
     routes = ConversationRoutes(runtime, bodies)
     chunks = routes._chunks(owner, outline, VIEW, await routes._page(owner, outline, 0))
     written = [await anext(chunks), await anext(chunks)]
-    async with served.runtime.reads.turn(owner):
+    async with served.runtime.reads.slot(owner):
         second = asyncio.ensure_future(anext(chunks))
         await database.read(lambda c: page(c, outline, PAGE_MESSAGES))
         await asyncio.wait([second], timeout=0.2)

@@ -50,7 +50,7 @@ async def test_readers_are_left_for_chat():
     reads, reading, most = Reads(Limiter(), 0.0), [0], [0]
 
     async def read(owner: str) -> None:
-        async with reads.turn(owner):
+        async with reads.slot(owner):
             reading[0] += 1
             most[0] = max(most[0], reading[0])
             await asyncio.sleep(0)
@@ -68,7 +68,7 @@ async def test_what_waits_is_bounded():
     reads, done = Reads(Limiter(), 0.0), asyncio.Event()
 
     async def read() -> Any:
-        async with reads.turn("ann"):
+        async with reads.slot("ann"):
             await done.wait()
 
     waiting = [asyncio.create_task(read()) for _ in range(MAX_WAITING)]
