@@ -9,7 +9,7 @@ from app.cli.main import main
 def run() -> None:
     """Run the command line and end the process.
 
-    Once everything is closed, what is left is the interpreter's own end, which takes seconds
+    Once everything is closed, only the interpreter's own end remains, which takes seconds
     with SGLang imported, and would wait for a model that is still loading.
     """
     # The encoder's products are small: split over cores they take six times the CPU, from the engine.

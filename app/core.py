@@ -1,7 +1,7 @@
 """The value types of one request and the `Engine` protocol: the vocabulary of every layer.
 
 Standard library only. A request becomes a `ChatRequest`, is rendered into a
-`Prompt`, and comes back as a sequence of `Delta`s; everything between engine
+`Prompt`, and returns as a sequence of `Delta`s; everything between engine
 and client is stated in these types.
 """
 
@@ -65,7 +65,7 @@ def total_counts(counts: Mapping[int, Counts]) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """The tool call that a delta belongs to. `id` and `name` come once, with its first fragment."""
+    """The tool call that a delta belongs to. `id` and `name` are set once, in its first fragment."""
 
     index: int
     id: str | None = None
@@ -73,7 +73,7 @@ class ToolCall:
 
 
 class Delta(NamedTuple):
-    """A piece of one choice: incremental text, cumulative counts.
+    """A step of one choice: incremental text, cumulative counts.
 
     `token_ids` are the ids generated since the choice's last delta, held by exactly one of
     the deltas made from them. `logprobs` are entries of OpenAI's `logprobs.content`.
@@ -118,7 +118,7 @@ class Placement:
     response_headers: Mapping[str, str] = field(default_factory=dict)
     """Headers of its answer: which model was chosen for it and why, and where it got less than asked for."""
     length_capped: bool = False
-    """Whether `max_tokens` is the server's, in degraded mode, and not the caller's."""
+    """True if `max_tokens` is the server's, in degraded mode, and not the caller's."""
 
 
 UNPLACED = Placement()
@@ -177,11 +177,11 @@ class ChatRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)
     """The caller's own names and values, by which usage can be grouped."""
     strict: bool = False
-    """Whether a parameter that would have no effect is refused."""
+    """True if a parameter that would have no effect is refused."""
     spelled: Mapping[str, str] = field(default_factory=dict)
     """The caller's names of parameters in `body` that it has sent under another server's."""
     resumable: bool = False
-    """Whether its client may resume a stream that it has left: something in the request says so."""
+    """True if its client may resume a stream that it has left: something in the request says so."""
     placement: Placement = UNPLACED
 
     def placed(self, **changes: Any) -> ChatRequest:
@@ -196,7 +196,7 @@ class Prompt:
     `token_ids` includes the tokens that images expand to. `max_tokens` is what the engine
     will generate at most, after defaults. It begins with the first `past_runs` runs of the
     request's `past`; `rerendered` says why not with all of them. `unbilled_tokens` of it are
-    the operator's own words, which nobody is charged for.
+    the operator's own words, and free of charge.
     """
 
     token_ids: Sequence[int]
@@ -206,7 +206,7 @@ class Prompt:
     rerendered: str | None = None
     unbilled_tokens: int = 0
     replica: int | None = None
-    """Which of the model's replicas is to answer; with None the engine chooses."""
+    """The replica of the model that answers; with None the engine chooses."""
     space: str | None = ""
     """Prompts of one space share what the engine has cached of their beginnings; with None it shares none."""
     continued: Sequence[Sequence[int]] = ()
@@ -277,7 +277,7 @@ SAFETY_LEVELS: tuple[SafetyLevel, ...] = get_args(SafetyLevel)
 
 No level loosens the categories that are locked (app.safety.categories)."""
 DEGRADING: tuple[Degrading, ...] = get_args(Degrading)
-"""Whether less may be done for its requests while the server is too full, where they do not say."""
+"""True if less may be done for its requests while the server is too full, where they do not say."""
 GRAMMARS: tuple[Grammars, ...] = get_args(Grammars)
 """The grammars that a key may send: all, or JSON schemas and tools alone."""
 RESUMING: tuple[Resuming, ...] = get_args(Resuming)
@@ -328,7 +328,7 @@ class Key:
     secrets: tuple[Secret, ...] = ()
 
     def status(self, at_us: int) -> Literal["active", "expired", "revoked"]:
-        """Whether it is valid at that time, and why not."""
+        """The state of the key at that time."""
         if self.revoked_at_us is not None:
             return "revoked"
         expires_at_us = self.terms.expires_at_us
@@ -336,7 +336,7 @@ class Key:
 
 
 class Health(enum.Enum):
-    """Whether the engine can take work."""
+    """True if the engine can take work."""
 
     STARTING = "starting"
     READY = "ready"
@@ -366,7 +366,7 @@ class Engine(Protocol):
         ...
 
     async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """The token ids of a text, however long it is; callers take turns by owner."""
+        """The token ids of a text, however long it is; owners alternate."""
         ...
 
     async def detokenize(
@@ -410,7 +410,7 @@ class Engine(Protocol):
         ...
 
     def health(self) -> Health:
-        """Whether the engine lives, without asking it anything."""
+        """True if the engine lives, without asking it anything."""
         ...
 
     async def aclose(self) -> None:

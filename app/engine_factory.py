@@ -1,4 +1,4 @@
-"""Which engine runs a model, by the settings: the one place that knows them all."""
+"""The choice of a model's engine by the settings: the only module that imports them all."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def check_models(settings: Settings) -> None:
         if "://" in model or (is_seen and (path.is_file() or any((path / f).is_file() for f in CONFIGS))):
             continue
         if is_seen:
-            raise SettingsError(f"{name}: the folder {path} has no {CONFIGS[0]}, so no model lies in it.")
+            raise SettingsError(f"{name}: the folder {path} has no {CONFIGS[0]}, so it has no model.")
         if not HUB_ID.fullmatch(model):
             raise SettingsError(
                 f"{name}: there is no folder {path} that this user can see; give the path of a model's folder"

@@ -49,7 +49,9 @@ CODES: Mapping[str, Code] = {
         400,
         "The safety policy refuses the prompt: the message says what to do, `moderation` beside `error` why.",
     ),
-    "context_length_exceeded": Code(400, "Prompt and answer do not fit the context by so many tokens."),
+    "context_length_exceeded": Code(
+        400, "Prompt and answer exceed the context, by the tokens in the message."
+    ),
     "body_timeout": Code(400, "The body did not arrive within `body_timeout_s`."),
     "body_too_large": Code(413, "The body is over `max_body_bytes`, or over the bound of its route."),
     "headers_too_large": Code(431, "The request line and headers are over 64 KiB, or over 256 fields."),
@@ -88,7 +90,7 @@ CODES: Mapping[str, Code] = {
     # The server
     "internal_error": Code(500, "A fault of the server; send the request again."),
     "engine_failed": Code(500, "The engine died while it generated; send the request again."),
-    "engine_restarted": Code(500, "The engine was started again, and this answer could not continue."),
+    "engine_restarted": Code(500, "The engine was restarted, and this answer could not continue."),
     "unavailable": Code(503, "The server cannot take the request now."),
     "engine_not_ready": Code(503, "The engine is starting, or cannot be reached; see `/readyz`."),
     "engine_overloaded": Code(503, "The engine has no room for the request."),
@@ -252,7 +254,7 @@ class Forbidden(ServingError):
 
 
 class NotFound(ServingError):
-    """The object does not exist, or belongs to someone else."""
+    """The object does not exist, or belongs to another owner."""
 
     default_code = "not_found"
 
@@ -341,7 +343,7 @@ class EngineOverloaded(Unavailable):
 
 
 class Overloaded(Unavailable):
-    """The server is full; no key is to blame."""
+    """The server is full; no limit of the key was exceeded."""
 
     default_code = "overloaded"
 
@@ -376,7 +378,7 @@ class EngineFailed(InternalError):
 
 
 class Interrupted(InternalError):
-    """The process that generated this answer died; `details` says what is known of it."""
+    """The process that generated this answer died; `details` has its known counts."""
 
     default_code = "interrupted"
 

@@ -63,7 +63,7 @@ from app.stream.registry import StreamRegistry
 from app.stream.token_stream import SHUTDOWN, SUSPENDED
 
 NONSTREAM_RING_FACTOR = 8
-"""How many times `stream_bytes` an answer in one piece may take."""
+"""Ring of a whole answer, in multiples of `stream_bytes`."""
 _START_RETRY_S = 5
 PRESSURE_POLL_S = 1.0
 """Seconds between two looks at the queue for degraded mode."""
@@ -90,7 +90,7 @@ class Runtime:
         self.phase = "starting: the engine loads the model"
         self._started = False
         self._stage = "opening the store"
-        """What the start is doing; empty while the engine knows better."""
+        """The stage of the start; empty while the engine reports its own."""
         self.engine_ended: asyncio.Event = asyncio.Event()
         self.engine = (make_engine or build_engine)(settings, self._engine_died)
         self.restarts = history_of(self.engine)
@@ -115,7 +115,7 @@ class Runtime:
         self.budgets = Budgets(self.database, self.limiter)
         self.abuse = AbuseWatch(self.database)
         self.prefixes = PrefixReport(log)
-        self.restarts.listen(log, lambda: self.prefixes.restarted(self.engine.model.id))
+        self.restarts.attach(log, lambda: self.prefixes.restarted(self.engine.model.id))
         self.num_reconciled = 0
         """Requests that a dead process had left open and this one's start has settled."""
         self.journal, self.suspensions = self._build_journal()
@@ -131,7 +131,7 @@ class Runtime:
         self.pipeline = self.build_pipeline(session_of(self.safety))
 
     def _build_journal(self) -> tuple[Journal, Suspensions]:
-        """What outlives this process, and what an earlier one has suspended."""
+        """The journal, and the requests that an earlier process has suspended."""
         settings, log, settled = self.settings, self.log, self.budgets.settled
         retention = Retention(self.database, settings.retention_s, lambda: self.ready)
         journal = Journal(
@@ -266,7 +266,7 @@ class Runtime:
         self.database.note_models([backend.id for backend in self.backends if backend.ready])
 
     def start_stage(self) -> str:
-        """What the start is doing now, in words. It may block for some milliseconds."""
+        """The current stage of the start, in words. May block for some milliseconds."""
         return self._stage or start_stage_of(self.engine)
 
     def start_failed(self, reason: str) -> None:
@@ -275,7 +275,7 @@ class Runtime:
         self.log.error("engine_start_failed", reason=reason)
 
     def _engine_died(self, reason: str) -> None:
-        """Called by the engine, on the loop, when it cannot go on."""
+        """Called by the engine, on the loop, when it cannot continue."""
         self.phase = f"dead: {reason}"
         self.log.error("engine_died", reason=reason)
         self.backends.large.admission.refuse_waiting(
@@ -289,7 +289,7 @@ class Runtime:
 
     @property
     def ready(self) -> bool:
-        """Whether new requests are taken."""
+        """True if new requests are taken."""
         return self.phase == "ready" and self.engine.health() is Health.READY
 
     @property
@@ -337,7 +337,7 @@ class Runtime:
             )
 
     def retry_after_s(self) -> int:
-        """Seconds until the engine may be there: what is left of its restart, if it is being restarted."""
+        """Seconds until the engine may be there: the rest of its restart, if it is being restarted."""
         return _START_RETRY_S if self.restarts.reason is None else self.restarts.retry_after_s()
 
     def check_model(self, name: str, allowed: Collection[str] | None = None) -> None:
@@ -370,9 +370,9 @@ class Runtime:
 
     def _warn_of_policy(self, policy: Policy) -> None:
         """Say what the policy in force gives up."""
-        if given_up := policy.given_up():
+        if weakened := policy.weakened():
             hint = "less is refused or watched than by the built-in policy"
-            self.log.warning("policy_loosened", gives_up=given_up, policy_hash=policy.hash, hint=hint)
+            self.log.warning("policy_loosened", gives_up=weakened, policy_hash=policy.hash, hint=hint)
 
     async def drain(self) -> None:
         """Take nothing new, give live streams `drain_timeout_s` to finish, and suspend the others."""
@@ -387,7 +387,7 @@ class Runtime:
         await self.suspensions.drained()
 
     async def _run_admission(self, admission: Admission) -> None:
-        """Run admission, whatever breaks: without it nobody's wait would end."""
+        """Run admission again after any failure: without it no request would be admitted."""
         while True:
             try:
                 await admission.run()

@@ -1,7 +1,7 @@
 """Every setting, once: name, type, default, help.
 
 The flag `--resume-grace-s`, the variable `TOKENRING_RESUME_GRACE_S`, the key
-`resume_grace_s` of `tokenring.toml`, `--help` and docs/settings.md all come from the
+`resume_grace_s` of `tokenring.toml`, `--help` and docs/settings.md are all made from the
 fields of `Settings`. A flag beats a variable, a variable beats the file, the file beats
 the default. An unknown or malformed setting is an error at start, never ignored.
 """
@@ -104,7 +104,7 @@ class Settings:
     small_served_model_name: str = _setting("", "its name in requests; empty is the end of its path or id")
     degrade: str = _setting(
         "on",
-        "whether overload shortens answers and moves some to the small model; see docs/routing.md",
+        "whether high pressure shortens answers and moves some to the small model; see docs/routing.md",
         choices=("on", "off"),
     )
     degrade_short_tokens: int = _setting(512, "tokens of the longest answer while shortened", minimum=1)
@@ -121,18 +121,18 @@ class Settings:
     )
     engine_restart_window_s: float = _setting(600.0, "seconds in which its restarts are counted", minimum=1)
     engine_hang_s: float = _setting(
-        120.0, "seconds without progress after which the engine is started again; 0 is never", minimum=0
+        120.0, "seconds without progress after which the engine is restarted; 0 is never", minimum=0
     )
     engine_start_s: float = _setting(1800.0, "longest start of the engine in seconds; 0 is any", minimum=0)
     scripted: str = _setting("", 'answers of the scripted engine, as "rate=50,tokens=200,seed=1"')
     resume_grace_s: float = _setting(
         30.0,
-        "seconds that a generation runs on after its last client left, where the request says that it may"
-        " come back; 0 stops it at once",
+        "seconds that a generation continues after its last client left, where the request says that it may"
+        " return; 0 stops it at once",
         minimum=0,
     )
     abandon_grace_s: float = _setting(
-        3.0, "the same for any other request; never longer than `resume_grace_s`", minimum=0
+        3.0, "the same for other requests; never longer than `resume_grace_s`", minimum=0
     )
     retention_s: float = _setting(
         300.0,
@@ -168,11 +168,11 @@ class Settings:
         0, "open connections of one address; 0 is no limit, for use behind a proxy", minimum=0
     )
     drain_timeout_s: float = _setting(
-        30.0, "seconds for which streams may run on after SIGTERM before they are suspended", minimum=0
+        30.0, "seconds for which streams may continue after SIGTERM before they are suspended", minimum=0
     )
     suspend_timeout_s: float = _setting(
         600.0,
-        "seconds after a start within which suspended streams may be asked for; 0 suspends none",
+        "seconds after a start within which suspended streams may be resumed; 0 suspends none",
         minimum=0,
     )
     max_body_bytes: int = _setting(
@@ -234,7 +234,7 @@ class Settings:
     isolation: str = _setting(
         "installation",
         "who shares cached prompts: all keys, or with `owner` the keys of one owner, so that the time to "
-        "first token tells nobody what other owners asked",
+        "first token reveals no other owner's prompts",
         choices=("installation", "owner"),
     )
     max_reads_per_s: float = _setting(

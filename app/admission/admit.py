@@ -185,7 +185,7 @@ class Admission:
         return ticket
 
     def withdraw(self, rid: str) -> None:
-        """Refuse a waiting request because nobody wants it any more; unknown ids are ignored."""
+        """Refuse a waiting request that its client has given up; unknown ids are ignored."""
         ticket = self._waiting.get(rid)
         if ticket is not None:
             self._refuse(ticket, Cancelled("The request was cancelled while it waited."))
@@ -282,7 +282,7 @@ class Admission:
         ticket.charge(ticket.uncached_tokens + ticket.reservation.mean)
 
     def _reclaim(self) -> None:
-        """While a request waits for memory: streams that nobody reads end first, as many as it takes."""
+        """While a request waits for memory, streams without a reader are ended, as many as are needed."""
         while (blocked := self.scheduler.blocked) is not None:
             if self.scheduler.reclaimed_tokens >= blocked.tokens or (rid := self._abort_unread()) is None:
                 return

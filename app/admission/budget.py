@@ -362,7 +362,7 @@ class KVPools:
     def _by_preference(self, reservation: KVReservation) -> Iterator[int]:
         """The replicas, the best for a prompt first.
 
-        That is the one with the most room in its pool, where a token that it would have to read anew counts
+        That is the one with the most room in its pool, where a token to be computed again counts
         as `replica_stay` tokens: a conversation moves once its own replica has that much less room.
         """
         costs = []

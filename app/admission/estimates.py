@@ -96,7 +96,7 @@ class Throughput:
     def __init__(
         self, guess_tokens_per_s: float, now_s: float, tuning: AdmissionTuning, worth_s: float = 1.0
     ) -> None:
-        """`worth_s` is how many seconds of measuring the guess stands for."""
+        """The guess weighs as much as `worth_s` seconds of measurement."""
         self._memory_s, self._measured_s = tuning.throughput_memory_s, tuning.throughput_measured_s
         self._tokens = guess_tokens_per_s * worth_s
         self.measured_s = worth_s

@@ -28,9 +28,9 @@ CODES = (KeyOverloaded.default_code, Overloaded.default_code, "queue_timeout")
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """Bounds on what waits, and how long. In seconds; 0 tokens stands for `AdmissionTuning.queue_pools`.
+    """Bounds of the queue and of waiting times, in seconds; 0 tokens means `AdmissionTuning.queue_pools`.
 
-    `soon_s` is the longest expected wait, in tiers other than batch.
+    `max_expected_s` bounds the expected wait, in tiers other than batch.
     """
 
     max_queued_requests: int = 2048
@@ -38,7 +38,7 @@ class QueueBounds:
     deadline_s: Mapping[Tier, float] = field(
         default_factory=lambda: {"interactive": 5.0, "standard": 10.0, "batch": 300.0}
     )
-    soon_s: float = math.inf
+    max_expected_s: float = math.inf
 
     @classmethod
     def of(cls, settings: Settings, tuning: AdmissionTuning) -> QueueBounds:
@@ -48,8 +48,8 @@ class QueueBounds:
             "standard": settings.queue_standard_s,
             "batch": settings.queue_batch_s,
         }
-        soon_s = tuning.wait_of_ttft * settings.ttft_target_s
-        return cls(settings.max_queued_requests, settings.max_queued_tokens, deadline_s, soon_s)
+        max_expected_s = tuning.wait_of_ttft * settings.ttft_target_s
+        return cls(settings.max_queued_requests, settings.max_queued_tokens, deadline_s, max_expected_s)
 
 
 class RetrySlots:
@@ -144,7 +144,7 @@ class LoadShedder:
         self._degraded_refuses = refuses
 
     def restart(self, throughput: Throughput) -> None:
-        """Set the throughput to go by from now on; what was promised stays promised."""
+        """Set the throughput in force from now on; existing slots keep their times."""
         self._throughput = throughput
 
     @property
@@ -193,7 +193,7 @@ class LoadShedder:
     def max_wait_s(self, tenant: Tenant) -> float:
         """Seconds that a key's next request may wait by expectation."""
         usable_s = self._tuning.usable_deadline * self._deadline_s[tenant.rank]
-        return usable_s if tenant.tier == "batch" else min(usable_s, self.bounds.soon_s)
+        return usable_s if tenant.tier == "batch" else min(usable_s, self.bounds.max_expected_s)
 
     def wait_s(self, tenant: Tenant, now_s: float) -> float:
         """Seconds that a key's next request would wait by expectation, if it is as its others are."""
@@ -204,8 +204,8 @@ class LoadShedder:
     def is_too_old(self, queued: Queued, *, has_slot: bool = False) -> bool:
         """True if a request lay in its socket for as long as it may wait at all, and the engine is half full.
 
-        Its client may have given up, and it would keep others waiting. With an engine that has little to do
-        it keeps nobody waiting.
+        Its client may have given up, and it would delay others. An idle engine serves it
+        without delaying any.
         """
         late = self._tuning.late if has_slot else 1.0
         return queued.age_s > self.max_wait_s(queued.tenant) * late and self._scheduler.half_full
@@ -291,7 +291,7 @@ class LoadShedder:
     def _promise(self, queued: Queued, now_s: float) -> tuple[int, bool]:
         """Seconds until a retry slot, and whether it is one: none is farther away than `max_retry_s`.
 
-        A request that returns early is told the same time again: it has one slot.
+        A request that returns early gets the same time again: it has one slot.
         """
         tenant, tuning = queued.tenant, self._tuning
         slots, rate = self.slots_of(tenant), self._rate(tenant)

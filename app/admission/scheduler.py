@@ -1,4 +1,4 @@
-"""Which request is next: the order of the fair queue against the capacity of the engine.
+"""The choice of the next request: the order of the fair queue against the capacity of the engine.
 
 One question is asked of a request, `obstacle`: what it has to wait for. One that does not fit is a blocked
 head of line, which others may pass for a while only.
@@ -156,7 +156,7 @@ class AdmissionScheduler:
             obstacle = self.obstacle(ticket, now_s, blocked)
             if obstacle is Obstacle.SHARE:
                 self.key_window.hold_back()
-                self._held_back.add(ticket.tenant)  # nobody waits for a key that has more than its share
+                self._held_back.add(ticket.tenant)  # a key above its share blocks no other
                 continue
             if obstacle is None:
                 for passed in blocked:
@@ -255,9 +255,9 @@ class AdmissionScheduler:
     # Shares
 
     def _spare(self, tenant: Tenant, tokens: int) -> float:
-        """The share of everything that is kept from a key that would have so many tokens more.
+        """The share of the budget reserved against a key that would have so many tokens more.
 
-        Nothing is kept from a key that has nothing in flight, or stays within its share, were there one more
+        Nothing is reserved against a key with nothing in flight, or within its share, were there one more
         key.
         """
         if not tenant.num_in_flight or (len(self._queue.tenants) == 1 and not tenant.keyed):

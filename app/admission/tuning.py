@@ -23,7 +23,7 @@ class AdmissionTuning:
     step_tokens: int = 32
 
     # Tokens of other requests, >= 0, that a replica may have more of than another for each token of a prompt
-    # that it has cached: reading a token anew takes the time of a pass, and holding one takes room only.
+    # that it has cached: computing a token again takes the time of a pass, holding one takes memory only.
     replica_stay: float = 4.0
 
     # Prefill window
@@ -39,7 +39,7 @@ class AdmissionTuning:
     decode_overrun: float = 1.5  # windows, >= 1: with more running it was narrowed for them already
     # Share of the window from which its time per token tells how far it may widen.
     decode_filled: float = 0.75
-    # Times, >= 1, what has run in time: requests of many choices come in together.
+    # Times, >= 1, what has run in time: requests of many choices arrive together.
     decode_unproven: float = 3.0
     # Weight of a look in the least time per token: a burst after a stall is none.
     decode_smoothing: float = 0.3
@@ -49,7 +49,7 @@ class AdmissionTuning:
     # Answers, >= 0, that the model's past is worth beside the key's. With the model's alone, unlike keys get
     # 16% fewer good answers; with the key's alone a herd gets 26% fewer tokens in the minute after a restart.
     model_answers: float = 4.0
-    prior_tokens: tuple[float, ...] = (64.0, 256.0, 1024.0)  # tokens still to come where nothing is known
+    prior_tokens: tuple[float, ...] = (64.0, 256.0, 1024.0)  # remaining tokens where nothing is known
     prior_weight: float = 0.5  # answers, > 0, that each of these is worth
     # Weight of a prompt in the ratio of new to estimated tokens: beginnings are shared.
     new_weight: float = 0.05
@@ -60,7 +60,7 @@ class AdmissionTuning:
     guess_pool_s: float = 8.0  # seconds, > 0, that a full pool is taken to run where nothing is known
     guess_tokens_per_s: float = 4096.0  # tokens/s guessed at most: a large pool is no fast engine
     # Requests that may wait before throughput was measured. Of a herd of 2,000 at a first start, the 99th
-    # percentile of the first tokens came after 1.5 s with 0, 1.6 s with 8, 2.0 s with 16 and 3.6 s with 64.
+    # percentile of first tokens arrived after 1.5 s with 0, 1.6 s with 8, 2.0 s with 16 and 3.6 s with 64.
     unmeasured_waiting: int = 8
     profile_write_s: float = 60.0  # seconds, >= 0, between two writes of the profile
 
@@ -86,11 +86,11 @@ class AdmissionTuning:
     usable_deadline: float = 0.25  # share of a tier's deadline that waiting may take by expectation
     wait_of_ttft: float = 0.4  # share of the TTFT target that it may take, in the tiers above batch
     young_ages: float = 3.0  # mean ages, >= 2, that requests run at least; 2 in a steady flow
-    # Times as long as others, >= 1, that requests may wait which come at their slot. Where all clients obey,
+    # Factor, >= 1, of the wait allowed to requests that return at their slot. If all clients obey,
     # 0.92 of them are admitted with 2.5, and 0.95 with 3.0.
     late: float = 3.0
     promised: float = 0.75  # share of the throughput that slots take; other requests fill up the rest
-    return_at: float = 0.2  # share of what may wait at which those come back who have a slot
+    return_at: float = 0.2  # share of the queue bound at which requests with a slot return
     jitter: float = 0.1  # share of the time to a slot that chance takes off: clients do not return together
     grace_s: int = 10  # seconds, >= 0, that a request may be late for its slot
     max_retry_s: int = 120  # seconds, >= 1, to the farthest slot

@@ -59,7 +59,7 @@ class PrefillWindow:
     def started(self, tokens: int, admitted_s: float, now_s: float, *, queued_behind: bool) -> None:
         """Count out a prompt that has its first token. A late one counts if others were before it."""
         size, step = self._size(tokens), self._tuning.prefill_step_tokens
-        # A window that holds nobody back measures no speed.
+        # A window that holds no request back measures no speed.
         self._speed.advance(now_s, waiting=self._holds_back)
         self._speed.freed(size if self._holds_back else 0)
         wide = self._holds_back or 2 * self.waiting_tokens >= self.window_tokens
@@ -68,7 +68,7 @@ class PrefillWindow:
             if queued_behind and admitted_s >= self._narrowed_at_s:  # once for all admitted before
                 self.window_tokens = max(self.window_tokens * self._tuning.prefill_decrease, step)
                 self._threshold, self._narrowed_at_s = self.window_tokens, now_s
-        elif wide:  # a window that nobody fills says nothing about a wider one
+        elif wide:  # an unfilled window says nothing about a wider one
             slow = self.window_tokens >= self._threshold
             self.window_tokens += step * size / self.window_tokens if slow else size
             self.window_tokens = min(self.window_tokens, self._max_tokens)
@@ -96,7 +96,7 @@ class DecodeWindow:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: the engine has just started."""
+        """Reset: the engine has just started."""
         first = self._tuning.decode_first_choices
         self._target_s = self._fixed_target_s
         self._smooth_s, self._least_s = 0.0, math.inf

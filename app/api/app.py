@@ -65,7 +65,7 @@ def _routes(runtime: Runtime) -> list[Route]:
         route("/api/models", access.paced(service.models), "GET"),
         route("/v1/models", access.paced(service.models_openai), "GET"),
         route("/v1/models/{id:path}", access.paced(service.model_openai), "GET"),
-        route("/api/usage", access.in_turn(usage.usage), "GET"),
+        route("/api/usage", access.one_at_a_time(usage.usage), "GET"),
         route("/api/prefixes", access.paced(prefixes.own), "GET"),
         route("/api/admin/prefixes", access.admin(prefixes.list), "GET"),
         *_generation_routes(runtime, access, bodies),
@@ -119,12 +119,12 @@ def _conversation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -
     conversations = ConversationRoutes(runtime, bodies)
     by_id = "/api/conversations/{id}"
     return [
-        route("/api/conversations", access.in_turn(conversations.list), "GET"),
-        route(by_id, access.in_turn(conversations.view), "GET"),
+        route("/api/conversations", access.one_at_a_time(conversations.list), "GET"),
+        route(by_id, access.one_at_a_time(conversations.view), "GET"),
         route(by_id, access.paced(conversations.rename), "PATCH"),
         route(by_id, access.paced(conversations.delete), "DELETE"),
         route(by_id + "/restore", access.paced(conversations.restore), "POST"),
-        route(by_id + "/export", access.in_turn(conversations.export), "GET"),
+        route(by_id + "/export", access.one_at_a_time(conversations.export), "GET"),
     ]
 
 
@@ -139,9 +139,9 @@ def _admin_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> list[
         route(path + "/{id}", access.admin(keys.change), "PATCH"),
         route(path + "/{id}", access.admin(keys.revoke), "DELETE"),
         route(path + "/{id}/rotate", access.admin(keys.rotate), "POST"),
-        route("/api/admin/safety", access.in_turn(safety.list, admin=True), "GET"),
+        route("/api/admin/safety", access.one_at_a_time(safety.list, admin=True), "GET"),
         route("/api/admin/safety/reload", access.admin(safety.reload), "POST"),
-        route("/api/admin/abuse", access.in_turn(AbuseRoutes(runtime.abuse).list, admin=True), "GET"),
+        route("/api/admin/abuse", access.one_at_a_time(AbuseRoutes(runtime.abuse).list, admin=True), "GET"),
     ]
 
 

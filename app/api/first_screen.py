@@ -33,7 +33,7 @@ There is no API key yet, and {host} is not only this machine: here is an admin k
 
   KEY={key}
 
-More with `{command} keys create`; another one in its place with `{command} keys rotate`.
+More with `{command} keys create`; replace this one with `{command} keys rotate`.
 """
 OPEN = "none needed: there are none, and only this machine can connect"
 NEEDED = "needed; KEY=… is one that you have, `{command} keys create --name me{where}` makes one"

@@ -108,7 +108,7 @@ async def serve(
 
     `explain` is called, in a thread, when the start fails, before the reason is logged.
 
-    Own signal handlers come first: SGLang's children report their death by SIGQUIT, and
+    Own signal handlers are installed first: SGLang's children report their death by SIGQUIT, and
     its own handlers would kill the process (sglang 0.5.20, Engine).
     """
     log = configure(settings.log_level, settings.log_format)

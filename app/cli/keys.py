@@ -49,7 +49,7 @@ _SAFETY = (
 
 def add_commands(commands: Commands[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
     """Add `keys` and its verbs to the parser of the command line."""
-    top = commands.add_parser("keys", help="create, list, change or end API keys")
+    top = commands.add_parser("keys", help="create, list, change or revoke API keys")
     verbs = top.add_subparsers(dest="verb", required=True)
 
     create = command(verbs, "create", "create a key and print it; it is never shown again", _create, common)
@@ -70,7 +70,7 @@ def add_commands(commands: Commands[argparse.ArgumentParser], common: argparse.A
     at = "set the time at which a key ends; it can be changed later"
     expire = command(verbs, "expire", at, _expire, common)
     flag(expire, "--at", f"UTC day or time, as 2026-12-31, or {NEVER!r} (default: now)", metavar="DATE")
-    revoke = command(verbs, "revoke", "end a key; this cannot be undone", _revoke, common)
+    revoke = command(verbs, "revoke", "revoke a key; this cannot be undone", _revoke, common)
     for verb in (update, rotate, expire, revoke):
         flag(verb, "id", "id of the key: the part before its second hyphen", metavar="ID")
 
@@ -128,7 +128,7 @@ def _create(args: argparse.Namespace, data_dir: Path) -> int:
 
 
 def _make_store(args: argparse.Namespace, data_dir: Path) -> None:
-    """Make the store that the command was told to make. Raises StoreRefused where it was not."""
+    """Make the store if the command names or requests one. Raises StoreRefused otherwise."""
     if args.data_dir is None and not args.init:
         raise StoreRefused(
             f"There is no store in {data_dir.absolute()}, and a key in another store than the server's opens"

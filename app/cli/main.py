@@ -25,10 +25,10 @@ EXIT_USAGE = 2
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; `serve` has one flag per setting."""
     top = argparse.ArgumentParser(prog="tokenring", description="A complete chat service on one node.")
-    top.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = top.add_subparsers(dest="command", required=True)
     _add_settings(command(commands, "serve", "serve the model over HTTP"))
-    examine = command(commands, "doctor", "check machine and settings, as `serve` would have them")
+    examine = command(commands, "doctor", "check machine and settings, as `serve` would use them")
     flag(examine, "--json", "print one JSON object", bool)
     _add_settings(examine)
     node = command(commands, "node", "run the engine's ranks on another node than the server's")

@@ -56,7 +56,7 @@ def add_commands(commands: Commands[argparse.ArgumentParser], common: argparse.A
     flag(export_, "--format", "format of the export (default: json)", tuple(FORMATS), default="json")
     out = f"new file, or with {ALL} a directory for one file each (default: standard output)"
     flag(export_, "--out", out, Path)
-    erase = "delete conversations for good; their token counts stay in the ledger"
+    erase = "delete conversations permanently; their token counts stay in the ledger"
     which = command(verbs, "purge", erase, _purge, common).add_mutually_exclusive_group(required=True)
     flag(which, "--id", "id of one conversation, whether it was deleted before or not")
     old = "all conversations that were deleted more than this number of days ago"
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> settings.Settings:
-    """The settings that a command over the store goes by. Raises SettingsError."""
+    """The settings of a command over the store. Raises SettingsError."""
     flags = {} if args.data_dir is None else {"data_dir": args.data_dir}
     return settings.load(flags, os.environ, args.config)
 
@@ -98,7 +98,7 @@ def tell_store(data_dir: Path, *, changes_keys: bool = False) -> None:
 
 
 def reader_left() -> int:
-    """The exit status where whoever read has enough, as `head`; the interpreter flushes once more at exit."""
+    """The exit status where the reader has left, as `head` does; the interpreter flushes again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_PIPE
 
@@ -137,9 +137,9 @@ def _verify(args: argparse.Namespace, data_dir: Path) -> int:
     if not mismatches:
         lines.append("Every daily sum is the sum of its rows.")
     elif args.rebuild:
-        lines.append(f"{len(mismatches)} daily sums were put right.")
+        lines.append(f"{len(mismatches)} daily sums were corrected.")
     else:
-        lines.append(f"{len(mismatches)} daily sums are not those of their rows; --rebuild puts them right.")
+        lines.append(f"{len(mismatches)} daily sums are not those of their rows; --rebuild corrects them.")
     _print(args, report, lines)
     return EXIT_DIFFERENT if mismatches and not args.rebuild else EXIT_OK
 
@@ -173,9 +173,9 @@ def _write_out(documents: Iterable[tuple[str, Iterable[bytes]]], *, as_list: boo
     """Write documents to standard output: one JSON object, a list of objects, or Markdown texts."""
     out = sys.stdout.buffer
     out.write(b'{"object": "list", "data": [' if as_list else b"")
-    for number, (_, pieces) in enumerate(documents):
+    for number, (_, chunks) in enumerate(documents):
         out.write((b",\n" if as_list else b"\n") if number else b"")
-        out.writelines(pieces)
+        out.writelines(chunks)
     out.write(b"]}\n" if as_list else b"\n")
     out.flush()
 
@@ -183,13 +183,13 @@ def _write_out(documents: Iterable[tuple[str, Iterable[bytes]]], *, as_list: boo
 def _write_files(documents: Iterable[tuple[str, Iterable[bytes]]], args: argparse.Namespace) -> list[Path]:
     """Write one new file, or a directory with one file for each conversation, of mode 0600."""
     files = []
-    for id_, pieces in documents:
+    for id_, chunks in documents:
         path = args.out / f"{id_}{FORMATS[args.format].suffix}" if args.id == ALL else args.out
         try:
             if args.id == ALL:
                 args.out.mkdir(parents=True, exist_ok=True)
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.writelines(pieces)
+                file.writelines(chunks)
         except OSError as exc:
             raise StoreRefused(f"{path} cannot be written: {exc.strerror}.") from exc
         files.append(path)
@@ -206,7 +206,7 @@ def _purge(args: argparse.Namespace, data_dir: Path) -> int:
         complete = purge_now(connection, ids, vacuum=not served)
     lines = [f"{len(ids)} conversations purged."]
     if ids and served:
-        lines.append("The server removes copies in the file when it has been quiet for a minute.")
+        lines.append("The server removes copies in the file after a minute without writes.")
     if not complete:
         lines = ["Another process reads the store, so the text may still be in its log: purge again."]
     _print(args, {"object": "purge", "conversations": len(ids), "complete": complete}, lines)

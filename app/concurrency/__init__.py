@@ -1,1 +1,1 @@
-"""Owners that share something slow: a gate at which they take turns, and threads behind one."""
+"""Owners that share something slow: a gate at which they alternate, and threads behind one."""

@@ -1,4 +1,4 @@
-"""The one gate at which owners take turns: places at something slow.
+"""The gate at which owners alternate: places at something slow.
 
     acquire ──▶ a place free? ── yes ────────────────────────────────▶ place ──▶ release
                     │ no                                                 ▲
@@ -28,7 +28,7 @@ _Waiting = tuple[Rank, int, asyncio.Future[None]]
 
 
 class FairGate:
-    """So many places. With `one_each` an owner has one place at a time."""
+    """A limited number of places. With `one_each` an owner has one place at a time."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class FairGate:
         """The owners that have their one place."""
         self._entered: Counter[str] = Counter()
         self._queues: dict[str, list[_Waiting]] = {}
-        """The requests that wait, a heap for each owner; owners in the order of their turns."""
+        """The requests that wait, a heap for each owner; owners in the order in which they are served."""
         self._numbers = itertools.count()
 
     @property
@@ -61,13 +61,13 @@ class FairGate:
         num_own, num_all = self._entered[owner], self._entered.total()
         if self._max_per_owner and num_own >= self._max_per_owner:
             raise RateLimited(
-                f"{num_own} {self._what} of this owner wait already, and no more may;"
+                f"{num_own} {self._what} of this owner are waiting, the most allowed;"
                 " send them one after the other.",
                 retry_after_s=RETRY_S,
             )
         if self._max_total and num_all >= self._max_total:
             raise Overloaded(
-                f"{num_all} {self._what} wait on this server, and no more may; try again.",
+                f"{num_all} {self._what} are waiting on this server, the most allowed; try again.",
                 retry_after_s=RETRY_S,
             )
         self._entered[owner] += 1

@@ -1,4 +1,4 @@
-"""Threads for what would hold up the event loop. Owners take turns at them, call by call.
+"""Threads for calls that would block the event loop. Owners alternate, call by call.
 
 A gate (`fair_gate`) says whose call is next; of an owner's calls the smallest, then the oldest. What calls
 take themselves is counted apart from their wait, because the wait is the work of others. Used by one event
@@ -60,7 +60,7 @@ class Work:
         self.wait_s = wait_s
 
     def count(self, *, work_s: float = 0.0, wait_s: float = 0.0) -> None:
-        """Take what a call took, or waited, from what is left."""
+        """Subtract a call's work or waiting time from the remaining allowance."""
         self.work_s = None if self.work_s is None else self.work_s - work_s
         self.wait_s = None if self.wait_s is None else self.wait_s - wait_s
 
@@ -139,7 +139,7 @@ class OwnerThreads:
         work.count(wait_s=loop.time() - begun_s)
 
     def hangs(self) -> None:
-        """A call has run too long; those behind it are told, unless another thread serves them."""
+        """A call has run too long; calls behind it fail, unless another thread serves them."""
         self._num_hanging += 1
         if self._num_hanging == self._workers:
             self._gate.refuse_waiting(Overdue)
@@ -157,7 +157,7 @@ class OwnerThreads:
 
 
 class _Job:
-    """A call on its way to a thread and back."""
+    """A call to a thread, and its result."""
 
     __slots__ = ("_arguments", "_function", "_hangs", "_threads", "_timer", "loop", "owner", "result")
 
@@ -182,7 +182,7 @@ class _Job:
         self._timer = self.loop.call_later(hangs_after_s, self._late)
 
     def end_watch(self) -> bool:
-        """The call has ended; whether the threads were told that it hangs."""
+        """The call has ended; True if it was reported as hanging."""
         if self._timer is not None:
             self._timer.cancel()
         return self._hangs
@@ -201,7 +201,7 @@ class _Job:
             error = RuntimeError("the call raised StopIteration")
         except BaseException as exc:  # noqa: BLE001  # it is the caller's
             error = exc
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
             self.loop.call_soon_threadsafe(self._threads.ended, self, result, error)
         del self, result, error  # for the same reason as in `OwnerThreads.run`
 
@@ -221,7 +221,7 @@ class _Thread(threading.Thread):
         while (job := self._jobs.get()) is not None:
             with self.running:
                 job.run()
-            del job  # its arguments are not to stay until the next one comes
+            del job  # its arguments are freed before the next job
 
 
 @atexit.register

@@ -89,7 +89,7 @@ def nvlink(subject: Subject) -> Finding:
     slow = sorted(link for link in links if not link.startswith("NV"))
     if slow:
         return warning(
-            f"GPUs are joined by {', '.join(slow)} (nvidia-smi topo -m), not by NVLink",
+            f"GPUs are connected by {', '.join(slow)} (nvidia-smi topo -m), not by NVLink",
             "expect slower answers with tp above 1; with an NVSwitch see that nvidia-fabricmanager runs",
         )
     return ok(", ".join(sorted(links)))

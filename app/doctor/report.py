@@ -37,7 +37,7 @@ CHECKS: Mapping[str, Check] = {
     "keys": service.keys,
     "policy": service.policy,
 }
-LONGEST_S = 4.5
+MAX_CHECKS_S = 4.5
 """Seconds for all checks; a disk or a driver that hangs ends none of them."""
 
 
@@ -52,7 +52,7 @@ def examine(settings: Settings, *, starting: bool = False) -> Findings:
 
 
 def examined(
-    subject: Subject, checks: Mapping[str, Check] = CHECKS, longest_s: float = LONGEST_S
+    subject: Subject, checks: Mapping[str, Check] = CHECKS, longest_s: float = MAX_CHECKS_S
 ) -> Findings:
     """The findings of `checks`; one that does not end in time, or breaks, says so."""
     ends_s = time.monotonic() + longest_s
@@ -66,7 +66,7 @@ def _finding(future: Future[Finding], ends_s: float) -> Finding:
     except TimeoutError:
         return warning("the check did not end in time", "see whether a disk or the driver hangs")
     except Exception as exc:  # noqa: BLE001  # a broken check is no reason to stop
-        return warning(f"the check broke: {type(exc).__name__}: {exc}", "report it, please")
+        return warning(f"the check failed: {type(exc).__name__}: {exc}", "report it, please")
 
 
 def unreadable(error: Exception) -> Finding:

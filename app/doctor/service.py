@@ -157,7 +157,7 @@ def port(subject: Subject) -> Finding:
                 return ok(f"{where}, taken by the server on the data directory")
             by = f" by {_named(listener)}" if listener else ""
             return failure(
-                f"{where} cannot be listened on: {exc.strerror}{by}",
+                f"{where} cannot be bound: {exc.strerror}{by}",
                 "stop that program, or choose another --port or --host",
             )
     return ok(f"{where}, free")
@@ -176,7 +176,7 @@ def data_folder(subject: Subject) -> Finding:
         return failure(f"{folder} is on {kind}, which SQLite cannot lock", "put --data-dir on a local disk")
     server = holder(folder)
     if server is None or server.pid == os.getpid():
-        return ok(f"{folder}, {'used by nobody' if server is None else 'used by this server'}")
+        return ok(f"{folder}, {'not in use' if server is None else 'used by this server'}")
     by = _named(server.pid) if server.pid else "a process that cannot be seen from here"
     status = failure if subject.starting else warning
     return status(f"{folder} is used by {by}", "a second server needs another --data-dir, or stop that one")

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Finding(NamedTuple):
-    """The result of one check: its status, what was found, and, unless it is well, what to do."""
+    """The result of one check: its status, its facts, and, unless it is ok, what to do."""
 
     status: Status
     detail: str
@@ -89,13 +89,13 @@ class Subject:
 
 
 def later(work: Callable[[], T]) -> Future[T]:
-    """The result of `work`, done in a thread that nobody has to wait for."""
+    """The result of `work`, done in a daemon thread."""
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except Exception as exc:  # noqa: BLE001  # handed to whoever asks for the result
+        except Exception as exc:  # noqa: BLE001  # raised again by `result()`
             future.set_exception(exc)
 
     threading.Thread(target=run, name="doctor", daemon=True).start()
@@ -166,7 +166,7 @@ def torch_is_for_cpu() -> bool:
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that a path is, or would be, on; empty where nobody says."""
+    """The type of the file system that a path is, or would be, on; empty where unknown."""
     path = path.absolute()
     mounts = {Path(disk.mountpoint): disk.fstype for disk in psutil.disk_partitions(all=True)}
     return next((mounts[folder] for folder in (path, *path.parents) if folder in mounts), "")

@@ -20,9 +20,9 @@ from app.engine.supervise import FIRST_PAUSE_S, Backoff, supervise
 
 LOOPBACK = "127.0.0.1"
 STEADY_S = 60.0
-"""A process that lived this long is started again without the pauses that earlier deaths had earned."""
+"""A process that ran this long is restarted without the pauses of earlier deaths."""
 STOP_GRACE_S = 10.0
-KEPT_LINES = 30
+TAIL_LINES = 30
 PIPE_WAIT_S = 1.0
 """Seconds to wait for the end of its output, once the process and its group are gone."""
 
@@ -36,7 +36,7 @@ class ChildCommand:
 
 
 class ChildServer:
-    """One process and its successors, on one port. `on_exit` is told of each death, in words."""
+    """One process and its successors, on one port. `on_exit` receives the reason of each death."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class ChildServer:
         self._reserved: socket.socket | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._lines: deque[str] = deque(maxlen=TAIL_LINES)
         self._keeps_lines = True
         self.num_starts = 0
         self.failure: str | None = None
-        """Why the last process ended, until the next is running; None while one runs."""
+        """The reason of the last process's end, until the next runs; None while one runs."""
 
     @property
     def url(self) -> str:
@@ -120,7 +120,7 @@ class ChildServer:
         process.stdin.close()
 
     async def _run_once(self) -> bool:
-        """Start a process unless one runs, and wait for its end; whether it lived for `STEADY_S`."""
+        """Start a process unless one runs, and wait for its end; True if it ran for `STEADY_S`."""
         if self.failure is not None:
             try:
                 await self._spawn()
@@ -151,7 +151,7 @@ class ChildServer:
                 self._lines.extend(line.decode(errors="replace")[:500] for line in lines if line.strip())
 
     def _reason(self, status: int | None) -> str:
-        """The exit status, and the last line of output where the server never came up."""
+        """The exit status, and the last line of output where the server never started."""
         how = f"the process ended with status {status}"
         return f"{how}: {self._lines[-1].strip()}" if self._lines else how
 
@@ -173,7 +173,7 @@ def reserve_port() -> socket.socket:
     """A port of the loopback address that only a server with SO_REUSEADDR, which asyncio sets, can listen on.
 
     The socket is bound and never listens. As long as it is open, the kernel gives its port to no connection
-    and to nobody who asks for any port; a model takes long to load before its server binds.
+    and to no request for a free port; a model takes long to load before its server binds.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

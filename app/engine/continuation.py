@@ -27,7 +27,7 @@ PENALTIES: Mapping[str, float] = {
 }
 """Sampling parameters that look at what was generated, with the values that have no effect."""
 
-CARRIED = "continued_ids"
+CONTINUED_IDS_KEY = "continued_ids"
 """The key in `custom_params` for our scheduler (app.engine.sglang.patches.continued_requests)."""
 
 Decode = Callable[[Sequence[int]], str]
@@ -41,7 +41,7 @@ def restarted(message: str) -> EngineFailed:
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """How the ids of one request become its text, and where that ends.
+    """The rules by which the ids of one request become its text, and end it.
 
     `decode` makes the text that is handed over. `decode_all` also spells special tokens out: there SGLang
     looks for `stops`, within the last `stop_tokens` and one more. `keeps_stop` leaves a stop in the text.
@@ -82,7 +82,7 @@ class Received:
             if not rules.decode(_window([*context, *self.token_ids], end)).endswith(BROKEN):
                 pending_chars = self.num_chars - num_chars
                 return ContinuedText(rules, context, self.token_ids, num_ids, pending_chars)
-        raise restarted("The engine was restarted within a character that has no end.")
+        raise restarted("The engine was restarted within an incomplete character.")
 
 
 class ContinuedText:
@@ -125,7 +125,7 @@ class ContinuedText:
 
     @property
     def thinks(self) -> bool:
-        """Whether the next token belongs to the reasoning."""
+        """True if the next token belongs to the reasoning."""
         return bool(self._rules.think_end_ids) and self._thought_tokens is None
 
     @property
@@ -165,7 +165,7 @@ class ContinuedText:
         return self._rules.decode(self._ids[self._window_start : end])[len(context) :]
 
     def _text(self) -> str:
-        """What can be handed over: nothing behind the last whole character."""
+        """The text that can be handed over: nothing behind the last whole character."""
         fresh = self._fresh(len(self._ids))
         whole = fresh.rstrip(BROKEN)
         text = whole[self._sent_chars :]
@@ -221,8 +221,8 @@ def replay(
     steps = []
     for token_id in token_ids:
         text.cut()
-        piece, finish = text.take(token_id, text.own_end(token_id))
-        steps.append(Replayed(token_id, piece, finish, text.reasoning_tokens))
+        new_text, finish = text.take(token_id, text.own_end(token_id))
+        steps.append(Replayed(token_id, new_text, finish, text.reasoning_tokens))
         if finish is not None:
             break
     text.cut()
@@ -237,7 +237,7 @@ def check_resumable(sampling: Mapping[str, Any]) -> None:
         what = "its penalties"
     else:
         return
-    raise restarted(f"The model's server was lost in mid-answer, and {what} cannot be taken to another one.")
+    raise restarted(f"The model's server was lost in mid-answer, and {what} cannot be moved to another.")
 
 
 def resumed_body(body: Mapping[str, Any], text: ContinuedText) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def resumed_body(body: Mapping[str, Any], text: ContinuedText) -> dict[str, Any]
 def carried_body(body: Mapping[str, Any], token_ids: Sequence[int]) -> dict[str, Any]:
     """The body of `/generate` for a server that runs our scheduler, which continues the answer as its own."""
     sampling = body["sampling_params"]
-    custom = {**(sampling.get("custom_params") or {}), CARRIED: list(token_ids)}
+    custom = {**(sampling.get("custom_params") or {}), CONTINUED_IDS_KEY: list(token_ids)}
     return {**body, "sampling_params": {**sampling, "custom_params": custom}}
 
 

@@ -1,4 +1,4 @@
-"""A child process that ends with the process that started it, and in its turn leaves nothing running."""
+"""A child process that ends with the process that started it, and leaves no process running."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def die_with_parent(parent: int) -> None:
 def run_and_exit(run: Callable[[], int]) -> NoReturn:
     """End this process with the status that `run` returns, or with its traceback and status 1.
 
-    It waits for no thread, and for no process that was started: whoever started this one ends those.
+    It waits for no thread, and for no process that was started: this one's parent ends those.
     """
     status = 1
     try:
         status = run()
-    except Exception:  # noqa: BLE001  # the process ends, and nobody else could say why
+    except Exception:  # noqa: BLE001  # the process ends: the last chance to report the reason
         traceback.print_exc()
     finally:
         sys.stderr.flush()

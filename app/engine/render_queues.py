@@ -5,7 +5,7 @@
 | short | at most `SHORT_BYTES` of text, without tools, grammar and media | below 25 ms, at 1.5 us a byte |
 | long | all others | that of tokenizing the longest prompt that fits |
 
-In each queue owners take turns, so that one owner's many requests do not delay another's.
+In each queue owners alternate, so that one owner's many requests do not delay another's.
 Used by one event loop.
 """
 
@@ -43,12 +43,12 @@ class RenderQueues:
         self._long = OwnerThreads("render-long", workers)
 
     async def run(self, convert: Callable[[ChatRequest], T], request: ChatRequest) -> T:
-        """`convert(request)`, in its turn. Raises what that does, EngineNotReady once they are closed."""
+        """The result of `convert(request)`, owners alternating. Raises its errors, EngineNotReady."""
         queue = self._short if is_short(request) else self._long
         return await _run(queue, request.owner, convert, request)
 
     async def run_sized(self, owner: str, size_bytes: int, function: Callable[[], T]) -> T:
-        """`function()` over so many bytes of text, in the owner's turn. Raises as `run` does."""
+        """`function()` over so many bytes of text, owners alternating. Raises as `run` does."""
         queue = self._short if size_bytes <= SHORT_BYTES else self._long
         return await _run(queue, owner, function)
 
@@ -66,7 +66,7 @@ async def _run(queue: OwnerThreads, owner: str, function: Callable[..., T], *arg
 
 
 def is_short(request: ChatRequest) -> bool:
-    """Whether rendering this takes a few milliseconds; looks at no more of it than a short one has."""
+    """True if rendering this takes a few milliseconds; reads no more of it than a short one has."""
     body = request.body
     if any(body.get(name) is not None for name in MAKES_LONG):
         return False

@@ -54,16 +54,16 @@ class GenerationStream(AsyncIterator[Delta]):
         self._begin: Callable[[], Awaitable[None]] | None = begin
         self._on_end = on_end
         self.aborted = False
-        """Whether `abort` was called."""
+        """True if `abort` was called."""
 
     @property
     def failed(self) -> bool:
-        """Whether it ended with an error, or will once it is read."""
+        """True if it ended with an error, or will once it is read."""
         return self._error is not None
 
     @property
     def begun(self) -> bool:
-        """Whether the first delta was asked for: only then is the engine."""
+        """True if the first delta was asked for: only then is the engine."""
         return self._begin is None
 
     def abort(self) -> None:
@@ -85,7 +85,7 @@ class GenerationStream(AsyncIterator[Delta]):
             self._on_end()
 
     def fail(self, error: ServingError) -> None:
-        """End the stream with `error`, after the deltas that came before it."""
+        """End the stream with `error`, after the earlier deltas."""
         if self._error is None and self._open_choices:
             self._error = error
             self._on_end()
@@ -115,7 +115,7 @@ class GenerationStream(AsyncIterator[Delta]):
 
 
 class TokenTally:
-    """The number of one request's token ids so far, all choices together; whoever hands ids over adds it.
+    """The number of one request's token ids so far, all choices together, counted where they are handed over.
 
     It is counted apart from what is billed, and the ledger is compared with it: nothing here reads
     `Delta.counts`, nothing there reads this. An engine that keeps the ids of each choice has them counted

@@ -1,4 +1,4 @@
-"""Supervision: what has ended is started again, with pauses that double, limits, and a history.
+"""Supervision: restarts with pauses that double, limits, and a history.
 
 | supervised | by | gives up |
 |---|---|---|
@@ -24,7 +24,7 @@ from app.core import ChatRequest, Delta, Engine, EngineLoad, Health, ModelCard, 
 from app.errors import EngineNotReady, ServingError
 
 FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
+MAX_PAUSE_S = 60.0
 FIRST_GUESS_S = 10.0
 """Seconds that a restart is expected to take while none has been seen."""
 
@@ -33,13 +33,13 @@ LossCause = Literal["exited", "hung", "failed"]
 LOSS_CAUSES: tuple[LossCause, ...] = get_args(LossCause)
 
 MakeEngine = Callable[[Callable[[str], None]], Engine]
-"""Makes an engine, which calls back with the reason when its model has gone, for a while or for good."""
+"""Makes an engine, which calls back with the reason when its model is lost, for a while or permanently."""
 
 
 class Backoff:
     """Pauses in seconds: `first_s`, then each twice the last, `longest_s` at most."""
 
-    def __init__(self, first_s: float = FIRST_PAUSE_S, longest_s: float = LONGEST_PAUSE_S) -> None:
+    def __init__(self, first_s: float = FIRST_PAUSE_S, longest_s: float = MAX_PAUSE_S) -> None:
         self._first_s = self._next_s = first_s
         self._longest_s = longest_s
 
@@ -113,7 +113,7 @@ class RestartPolicy:
 
 
 class RestartHistory:
-    """The losses of one engine since it began, counted, and logged once `listen` was called."""
+    """The losses of one engine since it began, counted, and logged once `attach` was called."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -128,7 +128,7 @@ class RestartHistory:
         self.away_s = 0.0
         """Seconds without an engine, in all restarts."""
         self.last_away_s = 0.0
-        """The same for the last restart."""
+        """Seconds without an engine in the last restart."""
         self.num_resumed = 0
         """Choices that continued with another engine."""
         self.num_lost = 0
@@ -138,7 +138,7 @@ class RestartHistory:
         self.reason: str | None = None
         """The reason of a loss that is not made good yet."""
 
-    def listen(self, log: FilteringBoundLogger, on_restart: Callable[[], None]) -> None:
+    def attach(self, log: FilteringBoundLogger, on_restart: Callable[[], None]) -> None:
         """Log from now on, and call `on_restart` when the engine is back, with nothing cached."""
         self._log, self._on_restart = log, on_restart
 
@@ -152,7 +152,7 @@ class RestartHistory:
         if self._lost_at_s is None:
             self._lost_at_s = self._clock_s()
         if self._log is not None:
-            hint = "it is started again; streams wait for it"
+            hint = "it is being restarted; streams wait for it"
             self._log.error("engine_lost", cause=cause, reason=reason, live_choices=live, hint=hint)
 
     def recovered(self, resumed: int) -> None:
@@ -210,7 +210,7 @@ def history_of(engine: Engine) -> RestartHistory:
 class SupervisedEngine:
     """An engine beside the main one: started while that serves, and again where its start failed.
 
-    `start` returns at once. Until the model is there, or while it is away, `health` is STARTING. The end of
+    `start` returns at once. While the model is not loaded, `health` is STARTING. The end of
     the engine ends nothing else. `name` is known before the model is.
     """
 
@@ -239,7 +239,7 @@ class SupervisedEngine:
 
     async def start(self) -> None:
         """Begin to start it; returns at once, and raises nothing."""
-        # The old engine is there, dead, until the next has started.
+        # The dead engine stays in place until the next has started.
         self._running = asyncio.create_task(supervise(self._run_once, self._backoff), name=f"run {self.name}")
 
     async def aclose(self) -> None:
@@ -293,7 +293,7 @@ class SupervisedEngine:
         return self._engine
 
     async def _run_once(self) -> bool:
-        """Start another engine and wait for its end, for good; False where it did not start."""
+        """Start another engine and wait for its final end; False where it did not start."""
         if not await self._start_another():
             return False
         while self._engine is not None and self._engine.health() is not Health.DEAD:
@@ -318,7 +318,7 @@ class SupervisedEngine:
             if not isinstance(exc, Exception):
                 raise
             self._fail(exc.message if isinstance(exc, ServingError) else type(exc).__name__)
-            return False  # whatever it was, the next one may do better
+            return False  # any error: the next start may succeed
         previous, self._engine = self._engine, engine
         if previous is not None:
             await previous.aclose()

@@ -43,7 +43,7 @@ SLICE_CHARS = 32 * 1024
 
 _UNICODE_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 _PIECEWISE = _UNICODE_FORMS | {"Lowercase", "Prepend", "Precompiled", "StripAccents", "Nmt"}
-"""Normalizers that do the same to a text and to its pieces, but for the seams."""
+"""Normalizers that treat a text as its parts, but for the seams."""
 _COLLAPSES_SPACES = frozenset({" {2,}", r"\s+"})
 _ONLY_CUTS = frozenset({"ByteLevel", "Digits", "Metaspace", "UnicodeScripts", "FixedLength"})
 _DROPS_SPACES = frozenset({"Whitespace", "WhitespaceSplit"})
@@ -61,7 +61,7 @@ class TokenBound:
     meta_spaces: bool = False
     normalize: Callable[[str], str] | None = None
     keeps_ascii: bool = True
-    """Whether normalizing leaves ASCII text as it is."""
+    """True if normalizing leaves ASCII text as it is."""
     slice_chars: int = SLICE_CHARS
 
     def over(self, text: str, tokens: int) -> int:
@@ -158,20 +158,20 @@ def _only_cuts(step: Mapping[str, Any]) -> bool:
 
 
 def _covers_all_bytes(model: Mapping[str, Any], *, byte_level: bool) -> bool:
-    """Whether no text is unknown to the vocabulary, so that all of it becomes tokens."""
+    """True if no text is unknown to the vocabulary, so that all of it becomes tokens."""
     if model["type"] not in {"BPE", "Unigram"}:
         return False
-    vocabulary = set(_pieces(model))
+    vocabulary = set(_tokens_of(model))
     if byte_level:
         return vocabulary >= _bytes_of_characters().keys()
     return bool(model.get("byte_fallback")) and all(f"<0x{value:02X}>" in vocabulary for value in range(256))
 
 
-def _pieces(model: Mapping[str, Any]) -> Iterator[str]:
+def _tokens_of(model: Mapping[str, Any]) -> Iterator[str]:
     if model["type"] == "BPE":
         yield from model["vocab"]
     else:
-        yield from (piece for piece, _score in model["vocab"])
+        yield from (token for token, _score in model["vocab"])
 
 
 def _tokens(
@@ -179,8 +179,8 @@ def _tokens(
 ) -> Iterator[tuple[bytes, int]]:
     """The bytes that each token covers at most, and those that its seams add."""
     characters = _bytes_of_characters() if byte_level else {_META_SPACE: b" "}
-    for piece in _pieces(model):
-        yield b"".join(characters.get(character) or character.encode() for character in piece), 0
+    for token in _tokens_of(model):
+        yield b"".join(characters.get(character) or character.encode() for character in token), 0
     for token in added:
         content: str = token["content"]
         if normalize is None:
@@ -191,7 +191,7 @@ def _tokens(
 
 
 def _bytes_of_characters() -> dict[str, bytes]:
-    """GPT-2's alphabet: the printable character that stands for each byte."""
+    """GPT-2's alphabet: the printable character of each byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [value for value in range(256) if value not in printable]
     shown = {chr(value): bytes([value]) for value in printable}

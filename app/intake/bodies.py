@@ -79,7 +79,7 @@ class BodyReader:
         """The body of a caller's request, `limit_bytes` at most, and never more than `max_body_bytes` if set.
 
         Its memory counts as theirs until the response begins. Where many bodies have arrived together, their
-        callers take turns from here on. Raises BodyTooLarge, Unavailable, ClientDisconnect, and BadRequest
+        callers alternate from here on. Raises BodyTooLarge, Unavailable, ClientDisconnect, and BadRequest
         where it arrives too slowly.
         """
         lease: BodyLease = request.scope[_LEASE]
@@ -108,7 +108,7 @@ class BodyReader:
         await self._turns.take(owner)
         return Body(bytes(raw), request.scope)
 
-    async def turn(self, owner: str) -> None:
+    async def wait_for_tick(self, owner: str) -> None:
         """Wait until a request without a body may continue, as one whose body has arrived does."""
         await self._turns.take(owner)
 
@@ -136,14 +136,14 @@ class Body:
         return await self.parse_as(lambda body: body)
 
     async def parse_as(self, make: Callable[[dict[str, Any]], T]) -> T:
-        """The result of `make` for the JSON object. A large body waits for its caller's turn.
+        """The result of `make` for the JSON object. A large body waits for its caller's slot.
 
         Raises as `parse_body` and `make`, RateLimited and Overloaded.
         """
         if len(self.raw) <= LARGE_BYTES:
             return make(parse_body(self.raw))
         lease: BodyLease = self._scope[_LEASE]
-        async with lease.turn():
+        async with lease.parse_slot():
             return await asyncio.to_thread(lambda: make(parse_body(self.raw)))
 
 

@@ -36,8 +36,8 @@ class BodyBudget:
             1, "large bodies", max_per_owner=MAX_UNPARSED, max_total=MAX_UNPARSED_TOTAL, one_each=True
         )
 
-    def turn(self, owner: str) -> AbstractAsyncContextManager[None]:
-        """Wait for the owner's turn to have a large body parsed. Raises RateLimited, Overloaded.
+    def parse_slot(self, owner: str) -> AbstractAsyncContextManager[None]:
+        """Wait for the owner's slot to have a large body parsed. Raises RateLimited, Overloaded.
 
         One at a time: a parser holds the interpreter's lock, and with several the loop would wait for all
         of them whenever it has something to do.
@@ -104,9 +104,9 @@ class BodyLease:
             await self._budget.take(owner, size_bytes - self._size_bytes)
             self._size_bytes = size_bytes
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
-        """The owner's turn to have a large body parsed; see `BodyBudget.turn`."""
-        return self._budget.turn(self._owner)
+    def parse_slot(self) -> AbstractAsyncContextManager[None]:
+        """The owner's slot to have a large body parsed; see `BodyBudget.parse_slot`."""
+        return self._budget.parse_slot(self._owner)
 
     def release(self) -> None:
         """Give all memory back. A second call does nothing."""
@@ -117,7 +117,7 @@ class BodyLease:
 
 def _full() -> Unavailable:
     return Unavailable(
-        "The request bodies that are being read take all the memory for them, or more than this caller's"
+        "The request bodies in progress fill the memory for them, or this caller's"
         " share; send fewer large requests at once, and this one again.",
         code="too_many_bodies",
         retry_after_s=2,

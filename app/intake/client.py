@@ -29,7 +29,7 @@ class Client:
         elif self._watch is None:
             self._watch = asyncio.create_task(self._until_gone())
 
-    async def while_here(self, work: Coroutine[Any, Any, T], name: str) -> T:
+    async def until_disconnect(self, work: Coroutine[Any, Any, T], name: str) -> T:
         """The result of `work`, a task of that name, cancelled when the client leaves.
 
         Raises ClientDisconnect.

@@ -32,7 +32,7 @@ class Door:
     make_wire: Callable[[ChatRequest], Wire]
     """The writer of a stream's frames."""
     render: Callable[[Sequence[TokenStream]], dict[str, Any]]
-    """The answer in one piece, from the ended streams of all prompts. Raises ServingError."""
+    """The whole answer, from the ended streams of all prompts. Raises ServingError."""
 
     def new_id(self) -> str:
         """A fresh id."""

@@ -27,12 +27,12 @@ class IdempotencyKeys:
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     def alone(self, owner: str, key: IdempotencyKey | None) -> AbstractAsyncContextManager[None]:
-        """Wait for the requests of this key that came before, until each has its stream or was refused."""
+        """Wait for the earlier requests of this key, until each has its stream or was refused."""
         return nullcontext() if key is None else self._locks.setdefault((owner, key.key), asyncio.Lock())
 
     async def is_known(self, owner: str, key: str) -> bool:
         """True where this key has made a stream, with any body. Raises RateLimited, Overloaded."""
-        async with self._reads.turn(owner):
+        async with self._reads.slot(owner):
             return await self._look_up(owner, IdempotencyKey(key, ANY_BODY)) is not None
 
     async def made(
@@ -45,7 +45,7 @@ class IdempotencyKeys:
         made = None if key is None else await self._look_up(owner, key)
         if not isinstance(made, str):
             return made
-        async with self._reads.turn(owner):
+        async with self._reads.slot(owner):
             return await self._continued.find(owner, made, make_wire, after)
 
     async def _look_up(self, owner: str, key: IdempotencyKey) -> TokenStream | str | None:

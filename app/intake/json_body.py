@@ -123,7 +123,7 @@ def check_unique_names(raw: bytes, body: dict[str, Any]) -> None:
 
 def _num_colons(raw: bytes) -> int:
     """Colons of a JSON text that stand outside its strings: one a member."""
-    if b"\\" in raw:  # escapes, from the left: what is left of the quotes begins and ends strings
+    if b"\\" in raw:  # escapes, from the left: the remaining quotes begin and end strings
         raw = raw.replace(rb"\\", b"").replace(rb"\"", b"")
     return b"".join(raw.split(b'"')[::2]).count(b":")
 

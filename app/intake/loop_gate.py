@@ -1,4 +1,4 @@
-"""A bound on the requests that begin in one tick of the event loop: a thousand at once do not hold it up.
+"""A bound on the requests that begin in one tick of the event loop: a thousand at once do not block it.
 
 A request that begins takes one to two milliseconds before it waits for anything, a long one more. A thousand
 that arrive together would take them all in one tick: no token and no `/healthz` would go out for seconds.
@@ -18,7 +18,7 @@ LONG_TICK_S = 0.04
 
 
 class LoopGate:
-    """Lets a few requests begin in each tick of the loop; owners take turns."""
+    """Lets a few requests begin in each tick of the loop; owners alternate."""
 
     def __init__(self) -> None:
         self._max_starts = MAX_STARTS_PER_TICK

@@ -35,7 +35,7 @@ from app.stream.token_stream import TokenStream
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A stream that was admitted: with a `reader` of its events, or with the `answer` in one piece."""
+    """A stream that was admitted: with a `reader` of its events, or with the whole `answer`."""
 
     stream: TokenStream
     client: Client
@@ -61,7 +61,7 @@ class Intake:
         Raises ServingError.
         """
         if caller.key is not None and request.client is not None:
-            self._runtime.abuse.addresses.saw(caller.key, request.client.host)
+            self._runtime.abuse.addresses.record(caller.key, request.client.host)
         self._runtime.check_ready()
         lease = await self._charge(caller, request.headers.get("idempotency-key"))
         with _returned_on_error(lease):
@@ -131,7 +131,7 @@ class Intake:
             lease = runtime.limiter.begin(key)
         with _returned_on_error(lease):
             lease.reserve(chat)
-            # An answer in one piece needs its beginning too, and has nobody who reads along.
+            # A whole answer needs its beginning too, and no reader frees its ring.
             limit_bytes = None if streaming else self._nonstream_bytes
             stream = runtime.streams.create(chat, door.make_wire(chat), limit_bytes=limit_bytes)
         serving = runtime.pipeline.serve(chat, stream, key=key, lease=lease, allowance=allowance)
@@ -182,9 +182,9 @@ class Intake:
 
     # Clients that return
 
-    async def turn(self, caller: Caller) -> None:
+    async def wait_for_tick(self, caller: Caller) -> None:
         """Wait as a request does whose body has arrived."""
-        await self._bodies.turn(caller.owner)
+        await self._bodies.wait_for_tick(caller.owner)
 
     def charge_read(self, caller: Caller) -> None:
         """Charge a read of the store. Raises RateLimited."""
@@ -199,7 +199,7 @@ class Intake:
             if (stream := self._runtime.streams.find(request_id, owner)) is not None:
                 return stream
             self.charge_read(caller)
-            async with self._runtime.reads.turn(owner):
+            async with self._runtime.reads.slot(owner):
                 stream = await self._continued.find(
                     owner, request_id, door.make_wire, after, continues=continues
                 )

@@ -16,7 +16,7 @@ from app.intake.caller import Caller
 from app.intake.head import Head
 from app.metering.estimate import prompt_estimate
 from app.routing.degraded_mode import Step
-from app.routing.router import AUTO, NOTHING_BEFORE
+from app.routing.router import AUTO, EMPTY_BRANCH
 from app.runtime import Runtime
 from app.store.conversations import BranchSummary, summarize_branch
 
@@ -75,14 +75,14 @@ class ModelSelector:
         return replace(chat, raw=RawPrompt(text, token_ids), body=body)
 
     async def select(self, chat: ChatRequest, caller: Caller, head: Head) -> ChatRequest:
-        """The request as it is to be served, and what is told of that. Raises StorageUnavailable."""
+        """The request as it is to be served, with the reply's routing headers. Raises StorageUnavailable."""
         router = self._router if chat.model == AUTO else None
         degrade = self._degrade
         if degrade is not None and degrade.step is Step.NORMAL:
             degrade = None
         if router is None and degrade is None:
             return chat
-        so_far, tokens = NOTHING_BEFORE, 0
+        so_far, tokens = EMPTY_BRANCH, 0
         if self._backends.small is not None:  # else there is nothing to choose
             so_far = await self._load_so_far(chat)
             tokens = prompt_estimate(chat, self._count_text)
@@ -105,7 +105,7 @@ class ModelSelector:
         return {} if degrade is None or model != self._backends.large.id else degrade.refused()
 
     def _small_for(self, chat: ChatRequest, caller: Caller) -> ModelCard | None:
-        """The small model, where it is there, has room, and the request may be served by it."""
+        """The small model, where it is ready, has room, and may serve the request."""
         small = self._backends.small
         if small is None or small not in self._backends.allowed(caller.models):
             return None
@@ -117,13 +117,13 @@ class ModelSelector:
         """A summary of the conversation that the request continues."""
         conversation_id = chat.conversation_id
         if conversation_id is None or chat.new_conversation:
-            return NOTHING_BEFORE
+            return EMPTY_BRANCH
         try:
             return await self._database.read(
                 lambda c: summarize_branch(c, chat.owner, conversation_id, chat.parent_id)
             )
         except NotFound:  # said by the pipeline, after all else that can be said
-            return NOTHING_BEFORE
+            return EMPTY_BRANCH
 
 
 def _served_by(chat: ChatRequest, model: str, headers: Mapping[str, str]) -> ChatRequest:

@@ -60,7 +60,7 @@ class SeveralPrompts:
         return [self._answers[number] for number in sorted(self._answers)]
 
     def leave(self) -> None:
-        """Stop all: nobody is there to take the answer."""
+        """Stop all: the client has left."""
         self._stop(ABANDONED)
 
     def _stop(self, reason: str) -> None:

@@ -26,7 +26,7 @@ NO_IDS: Ids = (b"", b"", None)
 
 
 class Outcome(enum.Enum):
-    """How a generation ended."""
+    """The end of a generation."""
 
     DONE = "done"
     """Every choice ended by itself."""
@@ -79,11 +79,11 @@ class JournalEntry:
         *,
         reserved: asyncio.Future[int],
         terms: Terms,
-        hurry: Callable[[], None] = lambda: None,
+        commit_now: Callable[[], None] = lambda: None,
         key_id: str | None = None,
         progress: Progress = Progress(),  # frozen
     ) -> None:
-        """`hurry` commits a reservation now that waits to be committed with others.
+        """`commit_now` commits a reservation that waits to be committed with others.
 
         `progress` is that of a continued answer, whose ids the engine hands over once more.
         """
@@ -107,7 +107,7 @@ class JournalEntry:
         self.request_seq: int | None = None
         """The reservation's row, once it is committed."""
         self._reserved = reserved
-        self._hurry = hurry
+        self._commit_now = commit_now
         self._counts = counts
         self._released: dict[int, Counts] = dict(progress.released)
         ids = progress.token_ids or [()] * turn.request.n
@@ -127,7 +127,7 @@ class JournalEntry:
     async def committed(self) -> None:
         """Wait until the reservation is committed. Raises StorageUnavailable, NotFound."""
         if self.request_seq is None:
-            self._hurry()
+            self._commit_now()
             self.request_seq = await asyncio.shield(self._reserved)
 
     def checkpoint(self) -> Checkpoint | None:
@@ -199,7 +199,7 @@ class JournalEntry:
         return first_of(self._counts)._replace(completion_tokens=0, reasoning_tokens=0)
 
     def status(self) -> Status:
-        """The status of the turn's answers. An answer that ended by itself is complete, whoever left."""
+        """The status of the turn's answers. An answer that ended by itself is complete, client or not."""
         if self.outcome is Outcome.HALTED:
             return "blocked"
         if self.outcome in (Outcome.DONE, Outcome.BUDGET):
@@ -212,7 +212,7 @@ class JournalEntry:
     def usage(self) -> Usage:
         """The counts so far, over all choices; the prompt counts once.
 
-        What is held back counts as withheld until it is released; reasoning, once it is.
+        Held text counts as withheld until it is released; reasoning, once it is.
         """
         first = first_of(self._counts)
         completion_tokens = sum(c.completion_tokens for c in self._counts.values())

@@ -42,9 +42,9 @@ class LoadedTurn:
     strikes: int = 0
     """Turns of the conversation that safety has blocked."""
     from_store: Sequence[bool] = ()
-    """Of each message that comes from the store, whether it is an answer of this server."""
+    """For each message from the store, True if it is an answer of this server."""
     stored_bytes: int = 0
-    """The size of the messages that come from the store."""
+    """The size of the messages from the store."""
 
     @property
     def past(self) -> PastTurns:
@@ -145,7 +145,7 @@ def _turn(request: ChatRequest, past: Branch | None) -> NewTurn:
 def _message(message: Mapping[str, Any]) -> NewMessage:
     role, text = message["role"], content_text(message.get("content"))
     stored = kept(message, role, text)
-    stored.pop("reasoning_content", None)  # the engine reads it with this request, and nobody again
+    stored.pop("reasoning_content", None)  # the engine reads it with this request only
     plain = isinstance(stored["content"], str) and stored.keys() <= {"role", "content"}
     return NewMessage(new_message_id(), role, text, None if plain else orjson.dumps(stored))
 

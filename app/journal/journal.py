@@ -38,11 +38,11 @@ from app.stream.replay import stream_facts
 from app.stream.token_stream import DELETED, STORAGE, TokenStream
 
 CHECKPOINT_S = 1.0
-PATIENCE_S = 10.0
+MAX_STORE_OUTAGE_S = 10.0
 """Seconds for which live streams continue while nothing can be written."""
 LINGER_S = 0.02
 """Seconds that a reservation waits at most for others to be committed with."""
-AT_ONCE = 64
+CHECKPOINT_BATCH = 64
 """Streams that are checkpointed before the event loop serves others."""
 OnSettled = Callable[[str, int, str, int], None]
 """Called with each committed settlement: owner, day, request id, cost in micro-dollars."""
@@ -70,7 +70,7 @@ class Journal:
         self._retention = retention
         self._on_settled = on_settled
         self._checkpoint_s = CHECKPOINT_S
-        self._patience_s = PATIENCE_S
+        self._max_outage_s = MAX_STORE_OUTAGE_S
         self._live: set[JournalEntry] = set()
         self._unsettled: dict[JournalEntry, float] = {}  # since when, in seconds; oldest first
         self._settling: set[asyncio.Task[None]] = set()
@@ -127,7 +127,7 @@ class Journal:
         """Queue the reservation, and the turn's messages with it.
 
         It lingers for company while the prompt is prefilled. It is waited for only where the last commit
-        failed, so that the refusal comes before the status line. Raises StorageUnavailable, NotFound.
+        failed, so that the refusal precedes the status line. Raises StorageUnavailable, NotFound.
         """
         key_id = None if key is None else key.id
         reservation = self._reservation(turn.request, prompt, key_id)
@@ -141,7 +141,7 @@ class Journal:
             return request_seq
 
         reserved = self._database.submit(unit, linger_s=min(self._lead_s / 2, LINGER_S))
-        hurry = partial(self._hurry, time.monotonic())
+        commit_now = partial(self._commit_now, time.monotonic())
         entry = JournalEntry(
             turn,
             prompt,
@@ -149,7 +149,7 @@ class Journal:
             counts,
             reserved=reserved,
             terms=reservation.terms,
-            hurry=hurry,
+            commit_now=commit_now,
             key_id=key_id,
         )
         if self._database.failing:
@@ -169,7 +169,7 @@ class Journal:
         """Checkpoint an entry no more."""
         self._live.discard(entry)
 
-    def _hurry(self, reserved_at_s: float) -> None:
+    def _commit_now(self, reserved_at_s: float) -> None:
         """A reservation is waited for: how long after it was made tells how long the next may linger."""
         lead_s = time.monotonic() - reserved_at_s
         self._lead_s = min(lead_s, self._lead_s + (lead_s - self._lead_s) / 8)
@@ -203,7 +203,7 @@ class Journal:
             await self._write(entry)
 
     def settle_later(self, entry: JournalEntry, finish: str) -> None:
-        """The same in a task of its own, once the reservation is committed; nothing where it is settled."""
+        """Settle in a task, once the reservation is committed; no effect where it is settled."""
         entry.finish_as(finish)
         self.remove(entry)
         if not entry.settled and entry not in self._unsettled:
@@ -273,7 +273,7 @@ class Journal:
         unsaved: list[Checkpoint] = []
         saved: dict[JournalEntry, int] = {}
         for number, entry in enumerate(list(self._live), start=1):
-            if number % AT_ONCE == 0:
+            if number % CHECKPOINT_BATCH == 0:
                 await asyncio.sleep(0)  # thousands of streams: their tokens do not wait for all of them
             if (checkpoint := entry.checkpoint()) is not None:
                 unsaved.append(checkpoint)
@@ -291,6 +291,6 @@ class Journal:
     def _not_written(self, error: StorageUnavailable) -> None:
         stuck_s = time.monotonic() - self._written_at_s
         self._log.warning("not_written", error=error.code, stuck_s=round(stuck_s, 1), live=len(self._live))
-        if stuck_s >= self._patience_s:
+        if stuck_s >= self._max_outage_s:
             for entry in list(self._live):
                 entry.stream.cancel(STORAGE)

@@ -11,7 +11,7 @@ from app.store.conversations import Status
 from app.store.database import Database
 from app.store.ledger import OpenRequest, Settlement
 from app.stream.ring import Ring
-from app.stream.transcript import ChoiceMessage, answers
+from app.stream.transcript import ChoiceMessage, build_messages
 
 _UNLIMITED_BYTES = 1 << 40
 
@@ -59,4 +59,4 @@ def stored_answers(connection: sqlite3.Connection, request_seq: int) -> dict[int
         ring = Ring.restore(events.segments(connection, request_seq), _UNLIMITED_BYTES, only_prefix=True)
     except ValueError:
         return {}  # a replay says so (app.stream.replay); it must not keep the server from starting
-    return answers(*ring.whole())
+    return build_messages(*ring.whole())

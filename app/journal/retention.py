@@ -1,4 +1,4 @@
-"""The time for which an answer that nobody stored is kept for a client that returns."""
+"""The time for which an unstored answer is kept for a client that returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_OUTAGE_S = 3600.0
 """Seconds for which an answer is kept beyond its retention where requests are not taken for long enough.
 
 Two starts of the engine that take as long as they may (`engine_start_s`). Clients send a request again for
-minutes, and text that nobody stored must go.
+minutes, and unstored text must go.
 """
 SWEEP_S = 5.0
 """Seconds between two sweeps at least."""

@@ -13,7 +13,7 @@ from app.store import conversations, events
 from app.store.batch import Unit
 from app.store.ledger import Settlement, Settling
 from app.stream.token_stream import DELETED
-from app.stream.transcript import ChoiceMessage, answers
+from app.stream.transcript import ChoiceMessage, build_messages
 
 
 def settlement_of(entry: JournalEntry) -> Unit[int]:
@@ -25,7 +25,7 @@ def settlement_of(entry: JournalEntry) -> Unit[int]:
     status = entry.status()
     # [DONE] is stored now and sent once this is committed.
     segment, is_whole = entry.unsaved(done=not stream.done)
-    held_answers = answers(*stream.held()) if is_whole else None
+    held_answers = build_messages(*stream.held()) if is_whole else None
     send_again = stream.refused or isinstance(stream.error, Unavailable | InternalError)
 
     def end(connection: sqlite3.Connection) -> None:

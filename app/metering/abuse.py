@@ -53,7 +53,7 @@ class AbuseRules:
     blocks: int = 5
     blocks_share: float = 0.02
     grave_blocks: int = 3
-    """Blocks in a grave category that are enough, whatever their share."""
+    """Blocks in a grave category that suffice at any share."""
     grave: frozenset[str] = frozenset({"S4", "S9"})
     most_events: int = 50_000
     networks: int = 10
@@ -73,14 +73,14 @@ class Flag:
 
 
 class Addresses:
-    """The networks of each key, and when each was seen last; the key used longest ago goes first."""
+    """The networks of each key, and when each was seen last; the least recently used key is dropped first."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._secret = secrets.token_bytes(16)
         self._seen: OrderedDict[tuple[str, str], OrderedDict[bytes, float]] = OrderedDict()
 
-    def saw(self, key: Key, address: str) -> None:
+    def record(self, key: Key, address: str) -> None:
         """A key was used from an address: an IPv4 /24, an IPv6 /48, or a name as it is."""
         network = hashlib.blake2b(_network(address), digest_size=8, key=self._secret).digest()
         networks = self._seen.setdefault((key.id, key.owner), OrderedDict())

@@ -81,7 +81,7 @@ class LedgerAudit:
                 model=model,
                 completion_tokens=completion_tokens,
                 emitted_tokens=emitted_tokens,
-                hint="the bill is not what the engine handed over; see docs/metrics.md",
+                hint="the bill differs from the tokens handed over; see docs/metrics.md",
             )
 
     def detail(self) -> dict[str, Any]:

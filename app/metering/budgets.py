@@ -86,7 +86,7 @@ class Budgets:
         self._limiter.count_refusal(key, "budget")
         raise QuotaExceeded(
             f"This month's budget of ${usd(budget)} is used up: ${usd(spending.micro_usd)} spent."
-            " It begins anew with the next UTC month; an administrator can raise it."
+            " It is renewed with the next UTC month; an administrator can raise it."
         )
 
     async def resume(self, key: Key | None, request_id: str) -> Allowance | None:

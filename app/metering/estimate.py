@@ -68,7 +68,7 @@ def text_counter(tokenizer_json: str | None) -> tuple[CountText, bool]:
 
 
 class TextCounter:
-    """Counts a text's tokens: by its bytes, and by the model's own merges once they are there."""
+    """Counts a text's tokens: by its bytes, and by the model's own merges once loaded."""
 
     def __init__(self) -> None:
         self._count: CountText = bytes_estimate
@@ -78,7 +78,7 @@ class TextCounter:
         return self._count(text)
 
     def use(self, tokenizer_json: str | None) -> bool:
-        """Count as a model's tokenizer does; whether it is by its own merges. See `text_counter`."""
+        """Count as a model's tokenizer does; True if by its own merges (`text_counter`)."""
         self._count, exact = text_counter(tokenizer_json)
         return exact
 

@@ -2,7 +2,7 @@
 
     begin ──(a request)──▶ reserve ──(estimate)──▶ correct ──(after rendering)──▶ on_delta … ──▶ settle
 
-`begin` comes before the body is read, `reserve` before any other expensive work. Both are synchronous:
+`begin` precedes reading the body, `reserve` before any other expensive work. Both are synchronous:
 between looking and charging nothing else runs. What a request did not use it gives back. What its answer
 makes beyond its reservation is charged as it is made, and is its key's debt where the window has no room
 (app.metering.rates). An answer ends where its request has used a whole window, or its key owes one.
@@ -40,7 +40,7 @@ _FIRST_DURATION_S = 5.0
 
 
 class _Usage:
-    """One key's windows, what it has in hand, and what its answers have been like."""
+    """One key's windows, its running generations, and the mean of its answers."""
 
     __slots__ = ("completion_tokens", "duration_s", "requests", "running", "streams", "tokens")
 
@@ -94,7 +94,7 @@ class Lease:
         """Charge what was used, by choice, and release the rest; a second call does nothing."""
 
     def withdraw(self) -> None:
-        """The same for a request that never began: it counts as none."""
+        """End the lease of a request that never began: it is not counted."""
 
 
 UNLIMITED = Lease()
@@ -164,7 +164,7 @@ class KeyLease(Lease):
         return max(completion_tokens - charged.completion_tokens, 0)
 
     def take_places(self, request_id: str, n: int) -> None:
-        """Have a place for each of `n` choices of a request, whatever the limit is."""
+        """Take a place for each of `n` choices of a request, over the limit too."""
         self._n, self._request_id = n, request_id
         self._usage.running[request_id] = self
         self._take_streams(n)
@@ -251,7 +251,7 @@ class KeyLease(Lease):
         if fits:
             self._add_charge(fits)
         if beyond > fits:
-            window.owe(beyond - fits)
+            window.add_debt(beyond - fits)
             self._owed_tokens += beyond - fits
 
     def as_notice(self) -> dict[str, str]:
@@ -282,7 +282,7 @@ class KeyLease(Lease):
         used += prompt_tokens if self._charged_before is None else 0
         beyond = used - self.tokens - self._owed_tokens
         if beyond > 0:
-            usage.tokens.owe(beyond)
+            usage.tokens.add_debt(beyond)
         else:
             self._give_back(-beyond)
 
@@ -303,7 +303,7 @@ class Limiter:
         count_text: CountText = bytes_estimate,
         grace_left_s: Callable[[str], float | None] = lambda _request_id: None,
     ) -> None:
-        """`grace_left_s` is in how many seconds a generation that nobody reads is stopped; else None."""
+        """`grace_left_s` gives the seconds until a generation without a reader is stopped; else None."""
         self.clock_s = clock_s
         self._grace_left_s = grace_left_s
         self.count_text = count_text
@@ -391,7 +391,7 @@ class Limiter:
         )
 
     def _places_free_s(self, usage: _Usage, running: int, wanted: int) -> float:
-        """Seconds until so many places are likely to be free: by then answers end, or are left for good."""
+        """Seconds until so many places are likely to be free: by then answers end, or are abandoned."""
         now_s, leases = self.clock_s(), usage.running
         expected_s = [max(usage.duration_s, now_s - lease.began_s) for lease in leases.values()]
         typical_s = sum(expected_s) / len(expected_s) if expected_s else usage.duration_s

@@ -83,5 +83,5 @@ def read(entries: Sequence[Mapping[str, Any]]) -> list[PriceEntry]:
 
 
 def entry_label(index: int) -> str:
-    """What an entry is called in an error; the first has index 0."""
+    """The name of an entry in errors; the first has index 0."""
     return f"[[prices]] entry {index + 1}"

@@ -69,7 +69,7 @@ class Window:
         self.used += amount
         return charge
 
-    def owe(self, amount: int) -> None:
+    def add_debt(self, amount: int) -> None:
         """Add an amount for which there is no room to the debt."""
         self.debt += amount
 

@@ -1,7 +1,7 @@
-"""Reads of the store by owner: a rate of requests, one at a time, in turn with other owners.
+"""Reads of the store by owner: a rate of requests, one at a time, alternating with other owners.
 
 Lists, searches, views, exports, reports and stored answers cost more than a refusal does, and no limit of a
-key counts them. The reads of a chat request do not come here: the request has been charged.
+key counts them. The reads of a chat request are not counted here: the request has been charged.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from app.metering.rates import Bucket
 from app.store.database import READERS
 
 BURST_S = 10.0
-"""Seconds of the rate that may come at once: a page that loads, a script that begins."""
-AT_ONCE = READERS // 2
+"""Seconds of the rate that may arrive at once: a page that loads, a script that begins."""
+MAX_READERS = READERS // 2
 """Readers of the store for these; the others are for chat, whose history waits for no export."""
 MAX_WAITING = 64
-"""Requests of a caller that may wait for their turn; browsers send 6 at once."""
+"""Requests of a caller that may wait for their slot; browsers send 6 at once."""
 MAX_WAITING_TOTAL = 1_024
 
 
@@ -33,13 +33,13 @@ class Reads:
     def __init__(
         self, limiter: Limiter, max_per_s: float, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
-        """0 requests a second stands for no limit."""
+        """0 requests a second means no limit."""
         self._limiter = limiter
         self._max_per_s = max_per_s
         self._clock_s = clock_s
         self._buckets: dict[str, Bucket] = {}
         self._gate = FairGate(
-            AT_ONCE, "reads", max_per_owner=MAX_WAITING, max_total=MAX_WAITING_TOTAL, one_each=True
+            MAX_READERS, "reads", max_per_owner=MAX_WAITING, max_total=MAX_WAITING_TOTAL, one_each=True
         )
 
     def charge(self, owner: str, key: Key | None) -> None:
@@ -60,6 +60,6 @@ class Reads:
                 retry_after_s=retry_s,
             )
 
-    def turn(self, owner: str) -> AbstractAsyncContextManager[None]:
-        """Wait for the caller's turn to read. Raises RateLimited, Overloaded."""
+    def slot(self, owner: str) -> AbstractAsyncContextManager[None]:
+        """Wait for the caller's slot to read. Raises RateLimited, Overloaded."""
         return self._gate.place(owner)

@@ -31,7 +31,7 @@ from app.safety.verdict import ScreenFailed
 from app.stream.token_stream import ABANDONED
 
 _ABANDONED = (
-    "The client left and did not come back in time, so the answer ends here. For a whole one, send the"
+    "The client left and did not return in time, so the answer ends here. For a whole one, send the"
     " request again, with a new Idempotency-Key or none."
 )
 
@@ -73,7 +73,7 @@ class EngineRun:
         self.budgeted = allowance is not None
         """True if `charge` has to be called."""
         # Looked up once: `counted` is called for every token.
-        self._on_ticket, self._on_trace, self._on_entry = ticket.on_delta, trace.saw, entry.generated
+        self._on_ticket, self._on_trace, self._on_entry = ticket.on_delta, trace.record, entry.generated
         self._metered = lease.metered
         self._has_unbilled = prompt.unbilled_tokens > 0
         self._progress = entry.earlier if entry.earlier.counts else None
@@ -100,7 +100,7 @@ class EngineRun:
     async def __aexit__(
         self, _kind: type[BaseException] | None, exc: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Release the engine, and the harmless part of what an answer that broke off had held back."""
+        """Release the engine, and the harmless part of the held text of an interrupted answer."""
         try:
             if isinstance(exc, ScreenFailed):
                 await self._drain_engine()
@@ -155,7 +155,7 @@ class EngineRun:
             raise
         request, key_id = self._entry.turn.request, self._entry.key_id
         salt, counts = request.placement.cache_salt, first.counts
-        self._prefixes.saw(request, self._prompt, counts, self._sent_s, key_id=key_id, salt=salt)
+        self._prefixes.record(request, self._prompt, counts, self._sent_s, key_id=key_id, salt=salt)
         return self._open_screen()
 
     async def end(self, screen: AnswerScreen | None) -> Outcome:

@@ -27,7 +27,7 @@ from app.resume.continue_answer import NewAnswer
 from app.resume.pending import Suspensions
 from app.safety.session.session import SafetySession
 from app.stream.token_stream import TokenStream
-from app.stream.transcript import answers
+from app.stream.transcript import build_messages
 
 _STOPPING = (
     "The server is stopping, and continues this answer when it is back; send the request again with its"
@@ -36,7 +36,7 @@ _STOPPING = (
 
 
 class Finalizer:
-    """Ends one request, whatever happens to it."""
+    """Ends one request, in every case."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Finalizer:
             else:
                 self._fail(stream, session, stopped)
             raise
-        except Exception as exc:  # noqa: BLE001  # whatever it is, the client gets a truthful end
+        except Exception as exc:  # noqa: BLE001  # any error: the client gets a truthful end
             trace.failed("internal_error")
             self._log.error("pipeline_broke", request_id=stream.request_id, error=safe_traceback(exc))
             broken = InternalError("The server failed to answer this request; it may be sent again.")
@@ -117,5 +117,5 @@ class Finalizer:
 def _released(stream: TokenStream) -> Iterator[Mapping[str, Any]]:
     """The messages of the answer so far. A generator: the stream is read where they are asked for."""
     with contextlib.suppress(ReplayExpired):  # the beginning of a very long one is not held any more
-        for answer in answers(*stream.whole()).values():
+        for answer in build_messages(*stream.whole()).values():
             yield answer.message

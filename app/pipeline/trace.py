@@ -40,7 +40,7 @@ class Trace:
         """The request was admitted to the engine."""
         self._admitted_s = time.monotonic()
 
-    def saw(self, delta: Delta) -> None:
+    def record(self, delta: Delta) -> None:
         """The engine has generated a delta."""
         self.counts[delta.choice] = delta.counts
         if self._first_token_s is None and delta.token_ids:
@@ -63,7 +63,7 @@ class Trace:
 
     @property
     def finish(self) -> str:
-        """How the request ended: an error's code, or the choices' finish reasons."""
+        """The end of the request: an error's code, or the choices' finish reasons."""
         return self._error or self._reasons or "abort"
 
     @property

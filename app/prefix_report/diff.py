@@ -54,7 +54,7 @@ class TextDifference(NamedTuple):
     position: int
     length: int
     shown: str = ""
-    """The beginning of what stands there: the caller's own text, for nobody else's eyes."""
+    """The beginning of that text, which is the caller's own and shown to no other."""
 
 
 def text_difference(old: str, new: str) -> TextDifference:

@@ -36,7 +36,7 @@ from app.prefix_report.series import (
     PromptEdition,
     PromptSeries,
     SeriesKey,
-    Stable,
+    StablePart,
     Unit,
     estimate_of,
     stable_of,
@@ -74,7 +74,7 @@ class PrefixReport:
         self._secret = secrets.token_bytes(16)
         self._epochs: Counter[str] = Counter()
         """The number of times that each model's engine was started again."""
-        self._editions: OrderedDict[tuple[SeriesKey, Stable], tuple[PromptEdition, int]] = OrderedDict()
+        self._editions: OrderedDict[tuple[SeriesKey, StablePart], tuple[PromptEdition, int]] = OrderedDict()
         """Editions and the bytes that they count, the one seen longest ago first."""
         self._series: dict[SeriesKey, list[PromptSeries]] = {}
         self.breaks: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
@@ -91,7 +91,7 @@ class PrefixReport:
             if owner is None or series_key.owner == owner:
                 yield from of_key
 
-    def saw(
+    def record(
         self,
         request: ChatRequest,
         prompt: Prompt,
@@ -111,12 +111,12 @@ class PrefixReport:
         try:
             now_s, epoch = self._clock_s(), self._epochs[request.model]
             sent_s = now_s if sent_s is None else sent_s
-            seen = _Seen(request, prompt, counts.cached_tokens, salt, epoch, sent_s, now_s)
-            self._saw(seen, SeriesKey(request.owner, key_id, request.model))
+            seen = _SeenRequest(request, prompt, counts.cached_tokens, salt, epoch, sent_s, now_s)
+            self._record(seen, SeriesKey(request.owner, key_id, request.model))
         except Exception as exc:  # noqa: BLE001  # a report is no reason to fail a request
             self._log.error("prefix_report_broke", request_id=request.request_id, error=safe_traceback(exc))
 
-    def _saw(self, seen: _Seen, series_key: SeriesKey) -> None:
+    def _record(self, seen: _SeenRequest, series_key: SeriesKey) -> None:
         stable = stable_of(seen.request.body)
         entry = self._editions.get((series_key, stable))
         if entry is None:
@@ -137,7 +137,7 @@ class PrefixReport:
                 return
         self._compare(seen, edition)
 
-    def _compare(self, seen: _Seen, edition: PromptEdition) -> None:
+    def _compare(self, seen: _SeenRequest, edition: PromptEdition) -> None:
         """Judge by the tokens: the same text and tools, as far as they are known to stay the same."""
         expected = edition.expected - seen.unbilled
         at = edition.compare(seen.request, seen.prompt)
@@ -154,7 +154,7 @@ class PrefixReport:
 
     def _judge(
         self,
-        seen: _Seen,
+        seen: _SeenRequest,
         edition: PromptEdition,
         expected: int,
         cause: Cause,
@@ -209,7 +209,7 @@ class PrefixReport:
 
     # New editions
 
-    def _add(self, seen: _Seen, series_key: SeriesKey, stable: Stable) -> None:
+    def _add(self, seen: _SeenRequest, series_key: SeriesKey, stable: StablePart) -> None:
         """Add an edition that was not seen before, of a known series or a new one."""
         series, replaced = self._find_series(series_key, stable), None
         if series is None:
@@ -230,7 +230,7 @@ class PrefixReport:
         self._resize(edition)
         self._forget(seen.now_s)
 
-    def _find_series(self, series_key: SeriesKey, stable: Stable) -> PromptSeries | None:
+    def _find_series(self, series_key: SeriesKey, stable: StablePart) -> PromptSeries | None:
         """The series that a new edition belongs to, the one seen last first."""
         of_key = sorted(self._series.get(series_key, ()), key=lambda series: series.seen_us, reverse=True)
         for series in of_key:
@@ -241,7 +241,7 @@ class PrefixReport:
                 return series
         return None
 
-    def _new_series(self, series_key: SeriesKey, stable: Stable) -> PromptSeries:
+    def _new_series(self, series_key: SeriesKey, stable: StablePart) -> PromptSeries:
         text = stable.text.encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(text, digest_size=6, key=self._secret)
         of_key = self._series.setdefault(series_key, [])
@@ -254,10 +254,12 @@ class PrefixReport:
         of_key.append(series)
         return series
 
-    def _judge_edit(self, seen: _Seen, series: PromptSeries, stable: Stable) -> PromptEdition | None:
+    def _judge_edit(
+        self, seen: _SeenRequest, series: PromptSeries, stable: StablePart
+    ) -> PromptEdition | None:
         """Judge the first request of a new edition by what the last one had.
 
-        Returns the last one if it will hardly be seen again: another clock or id stands in its place.
+        Returns the last one if it will hardly be seen again: another clock or id replaces it.
         """
         same_text = [edition for edition in series.editions if edition.stable.text == stable.text]
         old = max(same_text, key=lambda edition: edition.seen_s) if same_text else series.newest
@@ -296,7 +298,7 @@ class PrefixReport:
         self.size_bytes -= self._editions.pop((edition.series.series_key, edition.stable))[1]
 
 
-class _Seen(NamedTuple):
+class _SeenRequest(NamedTuple):
     request: ChatRequest
     prompt: Prompt
     cached: int

@@ -45,17 +45,17 @@ class SeriesKey(NamedTuple):
     model: str
 
 
-class Stable(NamedTuple):
+class StablePart(NamedTuple):
     """The stable part of a request, which is meant to stay the same: its system text and tools."""
 
     text: str
     tools: bytes
 
 
-def stable_of(body: Mapping[str, Any]) -> Stable:
+def stable_of(body: Mapping[str, Any]) -> StablePart:
     """The system messages that a request begins with, and its tools as JSON.
 
-    A text of more than any head's length stands for itself by its beginning and its hash.
+    A text longer than any head is represented by its beginning and its hash.
     """
     messages, tools = body["messages"], body.get("tools")
     texts = []
@@ -66,7 +66,7 @@ def stable_of(body: Mapping[str, Any]) -> Stable:
     text = "\n".join(texts)
     if len(text) > 4 * HEAD_TOKENS:
         text = f"{text[: 4 * HEAD_TOKENS]}{hash(text)}"
-    return Stable(text, orjson.dumps(tools) if tools else b"")
+    return StablePart(text, orjson.dumps(tools) if tools else b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class PromptEdition:
     """One system text with one tool list, of one key and model."""
 
     series: PromptSeries
-    stable: Stable
+    stable: StablePart
     salt: str
     epoch: int
     """The number of restarts of the engine since which the prefix is cached."""
@@ -217,7 +217,7 @@ class PromptEdition:
         return next((name for name in _OPTIONS if now.get(name) != self.options.get(name)), "template")
 
 
-def estimate_of(request: ChatRequest, prompt: Prompt, stable: Stable) -> int:
+def estimate_of(request: ChatRequest, prompt: Prompt, stable: StablePart) -> int:
     """Estimated tokens of the stable part, by its share of the bytes; 0 with media."""
     stable_bytes = len(stable.text.encode("utf-8", "surrogatepass")) + len(stable.tools)
     others = 0

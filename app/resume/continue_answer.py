@@ -1,4 +1,4 @@
-"""The beginning of an answer: anew, or behind what an earlier process released of it.
+"""The beginning of an answer: a new one, or behind the text that an earlier process released.
 
 | stage         | a new answer                                  | a continued answer                       |
 | load          | its conversation, and a verdict on its prompt | the turn and the verdict of then         |
@@ -85,7 +85,7 @@ class ContinuedAnswer(NewAnswer):
         self._check_model = check_model
 
     async def load(self, request: ChatRequest, session: SafetySession) -> LoadedTurn:
-        """See NewAnswer. Raises UnknownModel, ScreenFailed."""
+        """The suspended turn, with its session restored. Raises UnknownModel, ScreenFailed."""
         self._check_model(request.model)
         turn = self._suspended.turn
         await session.restore(turn.request, turn.past, self._suspended.safety)
@@ -103,7 +103,7 @@ class ContinuedAnswer(NewAnswer):
         return self._suspensions.continue_(self._suspended, prompt, stream, counts)
 
     def should_suspend(self, stream: TokenStream, error: ServingError) -> bool:
-        """See NewAnswer. A server without room, or readers that left, are no reason to end it."""
+        """True if the answer stays suspended: a full server, and a client that left, do not end it."""
         if stream.cancelled is not None:
             return stream.cancelled in (SUSPENDED, ABANDONED)
         return isinstance(error, Unavailable | RateLimited)

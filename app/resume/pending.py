@@ -1,10 +1,10 @@
 """The suspended requests: those that this process suspends, and those that it has yet to continue.
 
     live ──(the server stops)──▶ suspended ──(a client returns)──▶ continued
-                                     └──(nobody asks for it in time, or it was deleted)──▶ settled
+                                     └──(not resumed in time, or deleted)──▶ settled
 
 A request is settled at the counts that were released. Its time begins with the process, because before that
-nobody could ask. It begins again when somebody asks in vain, as the server is full, and when this process
+no client could resume. It begins again when a full server refuses to resume it, and when this process
 suspends a request itself, which is left to the next process.
 """
 
@@ -68,7 +68,7 @@ class Suspensions:
         self.num_continued = 0
         """Requests that this process has continued."""
         self.num_expired = 0
-        """Requests that it has settled because nobody asked for them."""
+        """Requests settled because no client resumed them in time."""
 
     def __len__(self) -> int:
         return len(self._seqs)
@@ -86,8 +86,8 @@ class Suspensions:
     def suspend_later(self, entry: JournalEntry, safety: Mapping[str, Any], error: ServingError) -> None:
         """Store a stream so that it can be continued, then cut its readers; `drained` waits for it.
 
-        `safety` is the state of its session. Whoever waits for the whole answer gets `error`. A stream that
-        cannot be stored ends in an error, and is settled.
+        `safety` is the state of its session. A client that waits for the whole answer gets `error`. A stream
+        that cannot be stored ends in an error, and is settled.
         """
         self._journal.remove(entry)
         suspending = self._suspend(entry, safety, error)
@@ -101,7 +101,7 @@ class Suspensions:
             await entry.committed()
             assert entry.request_seq is not None
             await self._database.write(_suspension_of(entry, entry.request_seq, safety))
-        except Exception as exc:  # noqa: BLE001  # whatever it is, the client gets a truthful end
+        except Exception as exc:  # noqa: BLE001  # any error: the client gets a truthful end
             self._log.error("not_suspended", request_id=stream.request_id, error=safe_traceback(exc))
             stream.fail(Draining("The server stopped before the answer was complete; ask again."))
             self._journal.settle_later(entry, Draining.default_code)
@@ -138,7 +138,7 @@ class Suspensions:
             return stored.stream, None
 
     def touch(self, request_id: str) -> None:
-        """Note that somebody waits for a suspended request: its time begins again."""
+        """Note that a client waits for a suspended request: its time begins again."""
         if request_id in self._seqs:  # it may have been settled meanwhile
             self._touched_s[request_id] = self._clock_s()
 
@@ -174,7 +174,7 @@ class Suspensions:
         self._database.text_deleted.set()
         return entry
 
-    # A request that nobody continues is settled
+    # A request that no client resumes is settled
 
     async def run(self) -> None:
         """Settle what has expired, until cancelled."""
@@ -188,13 +188,13 @@ class Suspensions:
             await asyncio.sleep(PERIOD_S)
 
     async def expire(self) -> int:
-        """Settle what nobody has asked for in time; returns how many requests. Raises StorageUnavailable."""
+        """Settle requests that no client resumed in time; returns how many. Raises StorageUnavailable."""
         begun_s = self._clock_s() - self._timeout_s
         expired = [i for i in self._seqs if self._touched_s[i] <= begun_s and not self._is_live(i)]
         await self.settle(expired)
         if expired:
             self.num_expired += len(expired)
-            hint = "nobody asked for these streams after the restart"
+            hint = "no client resumed these streams after the restart"
             self._log.info("suspended_expired", requests=len(expired), hint=hint)
         return len(expired)
 

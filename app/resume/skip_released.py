@@ -63,16 +63,16 @@ class SkipReleased:
         return self._screen.in_review
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
-        """See AnswerScreen. Raises OutputMismatch too."""
+        """Screen a delta, as `AnswerScreen.feed`. Raises OutputMismatch too."""
         passed = self._screen.feed(delta)
         return list(self._unreleased(passed)) if self._behind else passed
 
     async def review(self) -> Sequence[Delta]:
-        """See AnswerScreen. Raises OutputMismatch too."""
+        """Review the held text, as `AnswerScreen.review`. Raises OutputMismatch too."""
         return list(self._unreleased(await self._screen.review()))
 
     def drain(self) -> Sequence[Delta]:
-        """See AnswerScreen. Nothing is released of an answer that differs."""
+        """The rest, as `AnswerScreen.drain`; nothing of an answer that differs."""
         passed = self._screen.drain()
         try:
             return list(self._unreleased(passed))

@@ -1,7 +1,7 @@
 """A suspended request as bytes, which the store keeps until its answer is continued (app.store.suspensions).
 
 The JSON object has the request and its turn, with the messages of its conversation in front, the state of
-each choice, and that of the request's safety. Token ids stand beside it, one run after the other.
+each choice, and that of the request's safety. Token ids are stored beside it, one run after the other.
 """
 
 from __future__ import annotations

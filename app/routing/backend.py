@@ -14,7 +14,7 @@ PRIORITIES: Mapping[Tier, int] = {"interactive": 20, "standard": 10, "batch": 0}
 
 
 def with_priority_and_salt(request: ChatRequest, key: Key | None, *, isolated: bool) -> ChatRequest:
-    """The request as its key has it: its priority, and with whom it shares cached prompts."""
+    """The request with its key's terms: its priority, and the keys that share its cached prompts."""
     salt = f"owner:{request.owner}" if isolated else ""
     tier: Tier = "standard" if key is None else key.terms.tier
     return request.placed(cache_salt=salt, priority=PRIORITIES[tier])

@@ -6,7 +6,7 @@
 *short* gives shorter answers, *small* sends to the small model as well; in *refuse* the queue is full, and
 what it does not take is refused, key by key, by admission (app.admission.load_shedder). Each step's
 `leave` lies below its `enter`. No two changes are nearer than the shorter of the two times: pressure that
-swings around a bound does not swing the mode. What is done is told in `x-degraded` and `x-served-model`.
+swings around a bound does not swing the mode. The headers `x-degraded` and `x-served-model` report it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from app.core import ChatRequest, ModelCard
-from app.routing.router import NOTHING_BEFORE, unserved
+from app.routing.router import EMPTY_BRANCH, unserved
 from app.settings import Settings
 from app.store.conversations import BranchSummary
 
@@ -108,12 +108,12 @@ class DegradedMode:
         self._above_since_s = _since(self._above_since_s, now_s) if above else None
         self._below_since_s = _since(self._below_since_s, now_s) if below else None
         if self._above_since_s is not None and now_s - self._above_since_s >= self._rise_s:
-            self._go(Step(self.step + 1))
+            self._enter_step(Step(self.step + 1))
         elif self._below_since_s is not None and now_s - self._below_since_s >= self._fall_s:
-            self._go(Step(self.step - 1))
+            self._enter_step(Step(self.step - 1))
         return self.step
 
-    def _go(self, step: Step) -> None:
+    def _enter_step(self, step: Step) -> None:
         self.step = step
         self.changes[step.label] += 1
         self._above_since_s = self._below_since_s = None
@@ -124,7 +124,7 @@ class DegradedMode:
         prompt_tokens: int,
         *,
         small: ModelCard | None = None,
-        so_far: BranchSummary = NOTHING_BEFORE,
+        so_far: BranchSummary = EMPTY_BRANCH,
         insists: bool = False,
     ) -> Degraded:
         """The decision about a request of about `prompt_tokens` in the current step.

@@ -1,4 +1,4 @@
-"""The words and signs by which app.routing.router tells what is asked for, with their points.
+"""The words and signs by which app.routing.router classifies a request, with their points.
 
 English, as are most words of code; other languages are judged by signs, length and depth alone.
 """

@@ -3,8 +3,8 @@
 Pressure is 1 where a wait is as long as it may be, or the queue is full. The pressure on a key is what its
 next request would wait, over the most that the load shedder allows it, and at least 1 for a key with a
 request that was refused in the last seconds. The median of all keys in use lately counts,
-so that one heavy key among others shortens nobody's answers. Keys of the tier batch do not count: their
-requests are there to wait.
+so that one heavy key among others shortens no other key's answers. Keys of the tier batch do not count: their
+requests may wait.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from app.admission.load_shedder import LoadShedder
 from app.admission.queue import Tenant
 from app.core import TIERS
 
-LATELY_S = 60.0
+RECENT_S = 60.0
 REFUSED_S = 2.0
 """Seconds for which a refusal counts as pressure."""
 KEYS = 16
@@ -27,7 +27,7 @@ def pressure_of(admission: Admission, now_s: float) -> float:
     tenants = [
         tenant
         for tenant in admission.queue.tenants
-        if tenant.rank < _BATCH and (tenant.active or now_s - tenant.used_at_s < LATELY_S)
+        if tenant.rank < _BATCH and (tenant.active or now_s - tenant.used_at_s < RECENT_S)
     ]
     looked_at = tenants[:: -(-len(tenants) // KEYS) or 1]
     of_keys = sorted(_of_key(tenant, admission.load_shedder, now_s) for tenant in looked_at)

@@ -51,20 +51,20 @@ IMAGES = 2
 SCHEMA = 1
 _FORMULA_POINTS = 1
 
-_MOST_OF_WORDS = 4
-_MOST_OF_EASY = 2
-_MOST_OF_TASKS = 2
+_MAX_WORD_POINTS = 4
+_MAX_EASY_POINTS = 2
+_MAX_TASK_POINTS = 2
 _NUMBERS = 2
 _NUMBER = re.compile(r"\d[\d.,]*")
 _EASY_BELOW = 200
-"""Prompt tokens; in a longer one an easy word says nothing."""
+"""Prompt tokens; in a longer prompt an easy word is no sign."""
 _FORMULA = re.compile(r"[0-9a-z)] ?[*^=] ?-?[0-9a-z(]")
 _WORD = re.compile(r"[a-z][a-z+'-]*")
 _SIGNS = 2
 _OTHERS: Sequence[tuple[Size, Size]] = (("small", "large"), ("large", "small"))
 
 
-NOTHING_BEFORE = BranchSummary()
+EMPTY_BRANCH = BranchSummary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Router:
         *,
         requested: Size | None = None,
         allowed: Collection[str] | None = None,
-        so_far: BranchSummary = NOTHING_BEFORE,
+        so_far: BranchSummary = EMPTY_BRANCH,
     ) -> Route:
         """The model for a request whose own messages have about so many tokens.
 
@@ -144,7 +144,7 @@ class Router:
 
 
 def unserved(
-    card: ModelCard, request: ChatRequest, prompt_tokens: int, so_far: BranchSummary = NOTHING_BEFORE
+    card: ModelCard, request: ChatRequest, prompt_tokens: int, so_far: BranchSummary = EMPTY_BRANCH
 ) -> str | None:
     """A need of a request, or of its conversation, that a model does not meet; None if it meets all."""
     body = request.body
@@ -181,16 +181,16 @@ def points_of(request: ChatRequest, prompt_tokens: int, turns_before: int = 0) -
         "length": _step(LENGTHS, prompt_tokens),
         "depth": _step(DEPTHS, len(user_messages) + turns_before),
         "words": _of(HARD_WORDS, words),
-        "task": min(_of(TASK_WORDS, words), _MOST_OF_TASKS),
+        "task": min(_of(TASK_WORDS, words), _MAX_TASK_POINTS),
         "detail": _step(DETAILS, len(listed)) + (len(_NUMBER.findall(last)) >= _NUMBERS),
         "answer": _step(ANSWERS, request.max_tokens or 0),
         "format": SCHEMA if _kind_of_format(body) == "json_schema" else 0,
-        "easy": -min(len(words & EASY_WORDS), _MOST_OF_EASY) if prompt_tokens < _EASY_BELOW else 0,
+        "easy": -min(len(words & EASY_WORDS), _MAX_EASY_POINTS) if prompt_tokens < _EASY_BELOW else 0,
     }
 
 
 def _of(table: Mapping[str, int], words: Collection[str]) -> int:
-    return min(sum(points for word, points in table.items() if word in words), _MOST_OF_WORDS)
+    return min(sum(points for word, points in table.items() if word in words), _MAX_WORD_POINTS)
 
 
 def _step(steps: Sequence[tuple[int, int]], value: int) -> int:

@@ -1,1 +1,1 @@
-"""Safety: what is asked and what is answered, screened before it is generated and before it is released."""
+"""Safety: prompts and answers, screened before it is generated and before it is released."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Category(NamedTuple):
-    """One category: its code, its name, what it covers, and which keys of OpenAI's moderation say it.
+    """One category: its code, its name, its scope, and its keys of OpenAI's moderation.
 
     OpenAI has no key for some, and none of ours tells its finer ones apart (`hate/threatening`).
     """
@@ -69,7 +69,7 @@ OPENAI_KEYS: tuple[str, ...] = (
     "violence",
     "violence/graphic",
 )
-"""Every category of OpenAI's moderation answer, whether one of ours says it or not."""
+"""Every category of OpenAI's moderation answer, with or without one of ours."""
 
 
 def code_of(text: str) -> str:

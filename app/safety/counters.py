@@ -21,7 +21,7 @@ class Observes(Protocol):
 
 
 class SafetyCounters:
-    """Verdicts, failures, and what the stream screen held back or was too late for."""
+    """Verdicts, failures, and the tokens that the stream screen held back or released too early."""
 
     def __init__(self, hold_back: Observes) -> None:
         self.verdicts: dict[str, dict[str, Counter[str]]] = {stage: defaultdict(Counter) for stage in STAGES}
@@ -31,7 +31,7 @@ class SafetyCounters:
         self.failures: dict[str, dict[str, Counter[str]]] = {stage: defaultdict(Counter) for stage in STAGES}
         """By stage, `error` or `timeout`, and `refused` or `passed`."""
         self.lifted: Counter[str] = Counter()
-        """By category: refusals of prompts that the operator's `allow` took back."""
+        """By category: refusals of prompts that the operator's `allow` lifted."""
         self.hold_back = hold_back
         """Seconds from the arrival of a delta until its release."""
         self.examined_answers = 0
@@ -39,10 +39,10 @@ class SafetyCounters:
         self.leaked_tokens = 0
         """Tokens of halted answers that were released after the one where the harm began, as screened."""
         self.dropped_tokens = 0
-        """Tokens of halted answers that were held back and released to no one."""
+        """Tokens of halted answers that were held back and never released."""
 
     def judged(self, verdict: Verdict) -> None:
-        """Count a verdict, one that lets pass too."""
+        """Count a verdict, also one that passes."""
         category = verdict.category if verdict.action else None
         self.verdicts[verdict.stage][category or "none"][verdict.action or "pass"] += 1
 
@@ -52,7 +52,7 @@ class SafetyCounters:
             self.observed[verdict.stage][verdict.category or "none"][verdict.enforced] += 1
 
     def failed(self, stage: Stage, why: Failure, *, passed: bool) -> None:
-        """Count a screen that threw or took too long; `passed` where `safety_fail_open` let it."""
+        """Count a screen that failed or took too long; `passed` where it failed open."""
         self.failures[stage][why]["passed" if passed else "refused"] += 1
 
     def examined(self) -> None:

@@ -34,7 +34,7 @@ MODELS: Collection[str] = (
     "text-moderation-latest",
     "text-moderation-stable",
 )
-"""Names that may be asked for: OpenAI's stand for the one model here, whose own name is answered."""
+"""Accepted model names: OpenAI's are aliases of the one model here, whose own name is answered."""
 
 Result = dict[str, Any]
 Outcome = dict[str, Any]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# Policies. A rate is the share of ordinary texts that would be misjudged, and stands for a score by way of
+# Policies. A rate is the share of ordinary texts that would be misjudged, and is mapped to a score by
 # app.safety.policies.calibration.
 
 MIN_FPR, MAX_FPR = 0.0001, 0.1
@@ -24,7 +24,7 @@ NGRAMS_WATCH_SHARE = 0.2
 GUARD_BLOCK, GUARD_WATCH = 0.5, 0.25
 """Probabilities of a guard model's own *unsafe*, for which there is no calibration of ours."""
 NAMED_SHARE = 0.5
-"""A person is told the category only if every other score is under this share of its score."""
+"""The notice names the category only if every other score is under this share of its score."""
 WATCH_AFTER_STRIKES, STRICT_AFTER_STRIKES = 1, 3
 """Blocked turns after which a whole conversation is watched, and after which it is judged strictly."""
 

@@ -42,7 +42,7 @@ class Reading(NamedTuple):
     """The scores that a stage gave to something in a prompt, or to an answer.
 
     `texts` is the number of slices of which they are the maximum. With `watch_only` the prompt is watched
-    where the scores would refuse a user's turn, and nothing else comes of them.
+    where the scores would refuse a user's turn, without another effect.
     """
 
     stage: Stage
@@ -58,7 +58,7 @@ class Verdict:
     `category` is the one that decided, or without an action the highest; `score` is its score and
     `threshold` the one it was held against. A text of which nothing but its harm was asked has no category
     and no scores, and its harm for a score. `lag_tokens` is how many tokens of an answer there
-    were after the one that reached it. `unread` is one of a screen that failed, and was let pass.
+    were after the one that reached it. `unread` is one of a failed screen that failed open.
 
     `observed` is the action that an observing policy would have taken, had it been enforced; `action` is
     what is done all the same. `observed_category` decided `observed` where another one decided `action`.

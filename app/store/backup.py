@@ -1,7 +1,7 @@
 """A store opened by a command, beside the server that may be serving from it; and its online backup.
 
-SQLite's own locks keep the two apart: a reader sees one snapshot and holds up nobody, a
-writer waits its turn. https://www.sqlite.org/wal.html, https://www.sqlite.org/backup.html
+SQLite's own locks keep the two apart: a reader sees one snapshot and blocks no writer, a
+writer waits for the lock. https://www.sqlite.org/wal.html, https://www.sqlite.org/backup.html
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from app.store.database import FILE_NAME, PATIENCE_S
+from app.store.database import FILE_NAME, LOCK_TIMEOUT_S
 from app.store.opening import (
     StoreRefused,
     create_private,
@@ -50,7 +50,7 @@ def connected(data_dir: Path, *, write: bool = False, older: bool = False) -> It
 
 @contextmanager
 def opened(data_dir: Path, *, write: bool = False, older: bool = False) -> Iterator[sqlite3.Connection]:
-    """The same with one transaction: committed at the end, or undone by what is raised."""
+    """A connection within one transaction: committed at the end, rolled back by an exception."""
     with connected(data_dir, write=write, older=older) as connection:
         connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
         yield connection
@@ -131,7 +131,7 @@ def _check_there(path: Path) -> None:
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=PATIENCE_S)
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=LOCK_TIMEOUT_S)
 
 
 def _check_version(connection: sqlite3.Connection, *, older: bool) -> None:

@@ -87,7 +87,7 @@ def _in_savepoint(connection: sqlite3.Connection, unit: Unit[T]) -> T | Raised:
     connection.execute("SAVEPOINT unit")
     try:
         outcome = unit(connection)
-    except Exception as exc:  # handed to whoever waits for the unit
+    except Exception as exc:  # raised where the unit is awaited
         if is_storage_fault(exc) or not connection.in_transaction:
             raise
         connection.execute("ROLLBACK TO unit")

@@ -162,7 +162,7 @@ def add_turn(
 
 
 def add_blocked_turn(connection: sqlite3.Connection, turn: NewTurn) -> None:
-    """Keep a turn that was refused before it had a request: its messages, and answers that say nothing.
+    """Keep a turn that was refused before it had a request: its messages, and empty answers.
 
     Nothing happens to one that would begin a conversation. Raises NotFound.
     """
@@ -234,7 +234,7 @@ class BranchSummary(NamedTuple):
 def summarize_branch(
     connection: sqlite3.Connection, owner: str, conversation_id: str, parent_id: str | None
 ) -> BranchSummary:
-    """The same branch in numbers, as its last answer was billed. Raises NotFound."""
+    """The branch in numbers, as its last answer was billed. Raises NotFound."""
     conversation_seq = find(connection, owner, conversation_id)
     if parent_id == ROOT:
         return BranchSummary()

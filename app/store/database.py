@@ -1,7 +1,7 @@
 """One SQLite file: a writer that commits many units of work together, readers that cannot write.
 
-A *unit* is a function of the connection; it is done wholly or not at all, whoever waits for
-it. The writer takes every unit that is queued and commits them in one transaction, because
+A *unit* is a function of the connection; it is done wholly or not at all, awaited or
+not. The writer takes every unit that is queued and commits them in one transaction, because
 with `synchronous=FULL` the commit costs most (a unit takes some 20 us, a commit an
 fsync). A unit that raises is undone alone, by a savepoint.
 https://www.sqlite.org/wal.html, https://www.sqlite.org/lang_savepoint.html
@@ -40,7 +40,7 @@ FILE_NAME = "tokenring.db"
 MAX_UNITS = 1024
 """Units in one transaction; bounds how long a failed commit takes to do again."""
 READERS = 4
-PATIENCE_S = 15.0
+LOCK_TIMEOUT_S = 15.0
 """Seconds that units wait for a store that another process has locked."""
 _RETRY_S = 0.05
 _VACUUM = "VACUUM"
@@ -62,7 +62,7 @@ class _Queued:
 class Database:
     """The store of one data directory. Construct, `open()`, use, `aclose()`."""
 
-    def __init__(self, data_dir: Path, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, data_dir: Path, *, patience_s: float = LOCK_TIMEOUT_S) -> None:
         self.path = data_dir / FILE_NAME
         self._data_dir = data_dir
         self._patience_s = patience_s
@@ -173,7 +173,7 @@ class Database:
         return True
 
     async def vacuum(self) -> bool:
-        """Have SQLite write the file anew, without what it left in unallocated space; see app.store.purge.
+        """Have SQLite rewrite the file, without the remains in unallocated space (app.store.purge).
 
         Takes some 6 s a GB, and three times the file's size on its disk meanwhile. Readers are not
         blocked, and the first unit to be queued interrupts it. Returns True if it was completed and the log
@@ -238,7 +238,7 @@ class Database:
         except sqlite3.Error as exc:
             self.failing = True
             _fail(batch, _unavailable(exc))
-        except Exception as exc:  # noqa: BLE001  # the writer outlives whatever a unit does
+        except Exception as exc:  # noqa: BLE001  # the writer outlives any unit's error
             _fail(batch, exc)
         else:
             if changed:  # a full disk takes a commit of nothing
@@ -349,7 +349,7 @@ def _unavailable(exc: sqlite3.Error) -> StorageUnavailable:
 
 def _raise_in(queued: _Queued, error: Exception) -> None:
     queued.done.set_exception(error)
-    queued.done.exception()  # nobody has to ask for a unit's outcome
+    queued.done.exception()  # retrieved: a unit's outcome need not be awaited
 
 
 def _in_snapshot(connection: sqlite3.Connection, query: Unit[T]) -> T:

@@ -21,7 +21,7 @@ class Format(NamedTuple):
     suffix: str
     outline: Callable[[sqlite3.Connection, str, str], Outline]
     head: Callable[[Outline], bytes]
-    piece: Callable[[Sequence[Message]], bytes]
+    render: Callable[[Sequence[Message]], bytes]
     separator: bytes
     tail: bytes
 
@@ -34,7 +34,7 @@ def document(
     yield layout.head(outline)
     separator = b""
     for message in messages(connection, outline):
-        yield separator + layout.piece([message])
+        yield separator + layout.render([message])
         separator = layout.separator
     yield layout.tail
 

@@ -17,7 +17,7 @@ LIMIT = 256
 LIMIT_CHARS = 1 << 20
 """Text that one unit indexes, for the same reason; one row may be more."""
 MAX_UNITS = 64
-"""Units that a search waits for; what is left after an upgrade or a flood is found later."""
+"""Units that a search waits for; the rest, after an upgrade or a flood, is found later."""
 
 # Answers in progress have no text yet: they are indexed once, when they have.
 _DUE = (

@@ -2,7 +2,7 @@
 
 A key is `tr-<12 hex>-<64 hex>`: its readable id, by which it is found, and 256 random bits. Stored
 is the plain SHA-256 of the whole. A slow hash is for secrets that people choose and others can
-guess; of 2^256 nobody guesses one, and every request would pay for it. A keyed hash would have to
+guess; none of 2^256 can be guessed, and every request would pay for it. A keyed hash would have to
 have its key beside the store.
 
 All functions but `digest_of` are units (app.store.database).
@@ -38,7 +38,7 @@ _SELECT = f"SELECT seq, id, owner, created_at_us, revoked_at_us, {_NAMES} FROM k
 
 
 def digest_of(text: bytes) -> bytes:
-    """The digest of a key, which is stored and compared in its place."""
+    """The digest of a key, which is stored and compared instead of it."""
     return hashlib.sha256(text).digest()
 
 
@@ -120,7 +120,7 @@ def rotate(c: sqlite3.Connection, key_id: str, at_us: int, overlap_us: int) -> N
 
 
 def revoke(c: sqlite3.Connection, key_id: str, at_us: int) -> Key:
-    """End a key for good; one that is revoked stays so since when it was. Raises NotFound."""
+    """Revoke a key permanently; a revoked key keeps its time of revocation. Raises NotFound."""
     c.execute("UPDATE keys SET revoked_at_us = coalesce(revoked_at_us, ?) WHERE id = ?", (at_us, key_id))
     c.execute("DELETE FROM key_secrets WHERE key_seq = (SELECT seq FROM keys WHERE id = ?)", (key_id,))
     _changed(c)
@@ -137,7 +137,7 @@ def version(c: sqlite3.Connection) -> int:
 def _not_revoked(c: sqlite3.Connection, key_id: str) -> Key:
     key = find(c, key_id)
     if key.revoked_at_us is not None:
-        raise Conflict(f"The key {key_id} is revoked, for good; create another one.")
+        raise Conflict(f"The key {key_id} is revoked permanently; create another one.")
     return key
 
 

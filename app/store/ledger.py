@@ -1,7 +1,7 @@
 """The ledger: one row a request, reserved before its first token is released, settled exactly once.
 
     reserve ──► reserved ──settle──► settled
-                 ▲    │              (for good; the daily sums change in the same unit)
+                 ▲    │              (final; the daily sums change in the same unit)
                  └────┘ checkpoint (app.store.checkpoints)
 
 Every function is a unit of the store, or a part of one. Money is integer micro-dollars and is

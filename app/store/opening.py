@@ -28,7 +28,7 @@ _KEPT_WAL_BYTES = 64 * 1024**2
 _CHECKPOINT_PAGES = 4096
 """Pages of the log at which a commit copies them into the file; most are the same pages again and again."""
 _ASKED_S = 0.05
-"""Seconds after which the lock is free again of a command that asked who holds it (`holder`)."""
+"""Seconds after which a command that read the lock's holder (`holder`) has released it."""
 _OWNER = stat.S_IRWXU
 _GROUP = stat.S_IRWXG
 _ANY_EXECUTE = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
@@ -82,7 +82,7 @@ def lock(data_dir: Path) -> IO[str]:
 
 
 def _flock(held: IO[str]) -> None:
-    """Lock the file; a command that asks who holds it has it for a moment. Raises OSError."""
+    """Lock the file; a command that reads its holder has it for a moment. Raises OSError."""
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -124,7 +124,7 @@ def holder(data_dir: Path) -> Holder | None:
 
 
 def refusal(path: Path, exc: sqlite3.Error) -> str:
-    """Why SQLite cannot open the store, and what to do."""
+    """The reason for which SQLite cannot open the store, and what to do."""
     code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
     return f"{path} {_REFUSALS.get(code, 'cannot be used ({}).').format(exc)}"
 
@@ -187,7 +187,7 @@ def _tighten(data_dir: Path) -> None:
 
 
 def create_private(path: Path) -> None:
-    """Make an empty file, unless there is one, that its directory's readers may read, and nobody else.
+    """Make an empty file, unless there is one, that only its directory's readers may read.
 
     SQLite gives its log and the log's index the mode of the database. What cannot be made, SQLite reports.
     """

@@ -5,7 +5,7 @@
 SQLite zeroes what it frees (`secure_delete`), and the log is emptied after each purge. When SQLite spreads
 the rows of a page over its neighbours, copies of them stay in the page's unallocated space, and outlive the
 rows (`rebuildPage` in btree.c; found by tests/unit/store/test_purge.py). VACUUM writes the file without
-them: in the first quiet minute after a purge, at most once a day. The row of a conversation is deleted
+them: in the first idle minute after a purge, at most once a day. The row of a conversation is deleted
 last, so that a purge that died is done again from its beginning. The full-text index keeps deleted words in
 its old segments until these are merged into one. https://www.sqlite.org/fts5.html#the_merge_command
 """
@@ -35,14 +35,14 @@ T = TypeVar("T")
 PERIOD_S = 3600.0
 CHECKPOINT_S = 60.0
 """Seconds between two checkpoints of the write-ahead log, at least, for text deleted in other ways."""
-QUIET_S = 60.0
-"""Seconds without a write after which the file may be written anew."""
+IDLE_S = 60.0
+"""Seconds without a write after which the file may be rewritten."""
 RETRY_S = 600.0
 """Seconds after a VACUUM that gave way to a write until the next is tried."""
 VACUUM_PERIOD_S = 86_400.0
 OVERDUE_S = 7 * 86_400.0
-"""Seconds after which the log warns, once a day, that no quiet minute was long enough for VACUUM."""
-PATIENCE_S = 2.0
+"""Seconds after which the log warns, once a day, that no idle minute was long enough for VACUUM."""
+READER_TIMEOUT_S = 2.0
 """Seconds that `purge_now` waits for readers."""
 MESSAGES = 200
 """Messages that one unit wipes; a unit holds the writer, and streams wait for it."""
@@ -54,7 +54,7 @@ _DAY_US = 86_400_000_000
 class Purge:
     """Purges what was deleted long enough ago: when it starts, and every hour.
 
-    With it goes what is left of answers deleted one by one; the log is emptied sooner, for these and
+    It also purges the remains of answers deleted one by one; the log is emptied sooner, for these and
     for what was never to be stored.
     """
 
@@ -92,15 +92,15 @@ class Purge:
     async def _vacuum(self) -> None:
         units_before = -1
         while True:
-            await asyncio.sleep(QUIET_S)
+            await asyncio.sleep(IDLE_S)
             units = self._database.num_units
-            quiet, units_before = units == units_before, units
+            idle, units_before = units == units_before, units
             if not (self._wiped or self._erased):
                 continue
             if time.monotonic() > self._overdue_at_s:
                 self._log.warning("vacuum_overdue", hint="purged text may be in the file: docs/storage.md")
                 self._overdue_at_s = time.monotonic() + VACUUM_PERIOD_S
-            if quiet:
+            if idle:
                 done = await self._tried(self.compact, postponed="vacuum_postponed")
                 await asyncio.sleep(VACUUM_PERIOD_S if done else RETRY_S)
 
@@ -140,9 +140,9 @@ class Purge:
         return num_purged
 
     async def compact(self) -> bool:
-        """Have the file written anew, and delete the rows of what was purged.
+        """Have the file rewritten, and delete the rows of purged conversations.
 
-        Returns whether it was; it gives way to any write. Raises StorageUnavailable.
+        Returns True if the file was written; any other write interrupts it. Raises StorageUnavailable.
         """
         seqs, erased = self._wiped, self._erased
         if not await self._database.vacuum():
@@ -167,14 +167,14 @@ def _claim_due(connection: sqlite3.Connection, before_us: int) -> list[int]:
 
 
 def _claimed(connection: sqlite3.Connection, seqs: list[int]) -> list[int]:
-    """Hide conversations for good, so that none is restored, and nothing added, while they are wiped."""
+    """Hide conversations permanently, so that none is restored or extended while they are wiped."""
     rows = [(WIPED, seq) for seq in seqs]
     connection.executemany("UPDATE conversations SET deleted_at_us = ? WHERE seq = ?", rows)
     return seqs
 
 
 def purge_now(connection: sqlite3.Connection, conversation_ids: Sequence[str], *, vacuum: bool) -> bool:
-    """Purge these conversations at once, deleted or not, and what is left of erased answers.
+    """Purge these conversations at once, deleted or not, and the remains of erased answers.
 
     Works beside a running server, to which the file's VACUUM is then left: no write can be done meanwhile.
     Returns False when another process kept the write-ahead log from being emptied: then the next purge,
@@ -202,7 +202,7 @@ def purge_now(connection: sqlite3.Connection, conversation_ids: Sequence[str], *
 
 
 def _emptied(connection: sqlite3.Connection) -> bool:
-    give_up_s = time.monotonic() + PATIENCE_S
+    give_up_s = time.monotonic() + READER_TIMEOUT_S
     while not empty_wal(connection):
         if time.monotonic() > give_up_s:
             return False

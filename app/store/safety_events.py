@@ -120,6 +120,6 @@ def _position(cursor: str | None) -> int:
         return 2**63 - 1
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
         raise BadRequest(
-            "cursor is not one that a list was answered with.", code="invalid_cursor", param="cursor"
+            "cursor must be the next_cursor of an earlier page.", code="invalid_cursor", param="cursor"
         )
     return int(cursor)

@@ -22,7 +22,7 @@ A process adds at most as many in a day.
 DELETED_AT_ONCE = 500
 """Records that one unit deletes: it holds the writer, and streams wait for it."""
 _DIGITS = 6
-_LEAST_SCORE = 0.001
+_MIN_SCORE = 0.001
 """A lower score of a category is not kept; no policy has so low a threshold."""
 
 
@@ -113,7 +113,7 @@ def totals(c: sqlite3.Connection, first_day: int, last_day: int) -> dict[Total, 
 def trim(c: sqlite3.Connection, from_day: int, limit: int = MAX_RECORDS) -> bool:
     """Delete days before `from_day`, and the oldest while there are more than `limit` records.
 
-    Deletes a bounded number of rows, and returns whether all is done. The newest day goes by its age alone.
+    Deletes a bounded number of rows; returns True when done. The newest day expires by its age alone.
     """
     days = c.execute("SELECT day, count(*) FROM safety_records GROUP BY day ORDER BY day").fetchall()
     # A day without totals is one that an earlier unit has begun to delete.
@@ -146,4 +146,4 @@ def _row(record: SafetyRecord) -> tuple[Any, ...]:
 
 
 def _kept(scores: Mapping[str, float]) -> dict[str, float]:
-    return {category: round(p, _DIGITS) for category, p in scores.items() if p >= _LEAST_SCORE}
+    return {category: round(p, _DIGITS) for category, p in scores.items() if p >= _MIN_SCORE}

@@ -116,7 +116,7 @@ CREATE TABLE usage_daily (
     PRIMARY KEY (day, model, owner)
 ) WITHOUT ROWID;
 
--- Full text: rows lie in the order of their conversations, so that the newest that match come first
+-- Full text: rows lie in the order of their conversations, so that the newest that match are first
 -- without reading them all. A title is under (conversation << 32), a message under that + its seq.
 CREATE VIEW searched (rowid, text) AS
     SELECT (conversation_seq << 32) + seq, text FROM messages
@@ -314,7 +314,7 @@ CREATE TRIGGER title_removed BEFORE DELETE ON conversations BEGIN
         (SELECT 1 FROM unindexed WHERE rowid = old.seq << 32);
     DELETE FROM unindexed WHERE rowid = old.seq << 32;
 END;
--- The journal indexes them in the background, and a search what is left of them.
+-- The journal indexes them in the background, and a search the rest of them.
 INSERT OR IGNORE INTO unindexed SELECT (conversation_seq << 32) + seq FROM messages;
 INSERT OR IGNORE INTO unindexed SELECT seq << 32 FROM conversations;
 """
@@ -371,7 +371,7 @@ CREATE TABLE safety_totals (
 """
 
 _SUSPENDED = """
--- Requests whose answers the next server process can go on with; see app.store.suspensions.
+-- Requests whose answers the next server process can continue; see app.store.suspensions.
 CREATE TABLE suspended (
     request_seq INTEGER PRIMARY KEY REFERENCES requests (seq) ON DELETE CASCADE,
     key_id      TEXT,           -- of the API key that the request was made with

@@ -1,8 +1,8 @@
 """Suspended requests: a server that stopped was answering them, and the next one can continue them.
 
 The row of such a request in the ledger stays open, and its events are stored as far as they were released.
-This table has what else a continuation takes, the request's prompt among it, as long as it may be needed.
-A request is suspended as long as it has a row here; whoever deletes the row continues or settles it.
+This table has everything else that a continuation needs, with the prompt, as long as it may be needed.
+A request is suspended as long as it has a row here; the unit that deletes the row continues or settles it.
 Every function is a unit of the store, or a part of one.
 """
 
@@ -23,7 +23,7 @@ class Suspension(NamedTuple):
     key_id: str | None
     """The API key that it was made with."""
     request: bytes
-    """JSON: the request with its turn, and how far it was answered (app.resume.snapshot)."""
+    """JSON: the request with its turn, and the progress of its answer (app.resume.snapshot)."""
     token_ids: bytes
     """Little-endian uint32: runs of token ids, of which the JSON has the lengths."""
 

@@ -141,7 +141,7 @@ def _by_key(rows: sqlite3.Cursor) -> dict[tuple[int, str, str, str], UsageSums]:
 def usage_body(usage: Usage) -> dict[str, Any]:
     """OpenAI's usage object over all choices; `completion_tokens` are those that were released.
 
-    Tokens that were generated and released to no one are not billed: `withheld_tokens`, where there are any,
+    Tokens that were generated and never released are not billed: `withheld_tokens`, where there are any,
     are beside them, not among them.
     """
     released_tokens = usage.completion_tokens - usage.withheld_tokens

@@ -1,7 +1,7 @@
 """The words of a text as the full-text index has them: folded, and each with a tag of its owner.
 
 Owners share one index. Were a word the same term for all, the time of a search would show whether
-somebody else has it. With the tag, no two owners share a term, and a search reads its owner's alone.
+another owner has it. With the tag, no two owners share a term, and a search reads its owner's alone.
 
     "Ann's café"  ──▶  tag·ann tag·s tag·cafe        tag: 10 hexadecimal digits
 

@@ -133,7 +133,7 @@ class Reader:
         try:
             while self.cursor != last_id and self.sink.ready():
                 self._send()
-        except ReplayExpired:  # this runs in the generation's task: the reader's own meets it again
+        except ReplayExpired:  # this runs in the generation's task: the reader's own raises it again
             self.wake()
             return
         if self.cursor != last_id or self.at_end():

@@ -21,7 +21,7 @@ from app.stream.reader import Reader
 from app.stream.ring import Ring
 from app.stream.token_stream import ABANDONED, DELETED, SHUTDOWN, TokenStream, Wire
 
-AT_ONCE = 128
+TICK_BATCH = 128
 """Streams that the ticker checks before it yields to the event loop."""
 CONTINUED_S = 5.0
 """Seconds that a continued stream waits at least for its reader, which is about to attach."""
@@ -202,7 +202,7 @@ class StreamRegistry:
     def leave(self, stream: TokenStream, reader: Reader, *, grace_s: float | None = None) -> None:
         """Detach a stream's reader. When it was the last, the generation ends after the grace period.
 
-        That is short where nothing says that the client will return, as after somebody pressed Stop.
+        That is short where nothing says that the client will return, as after a user pressed Stop.
         """
         reader.close()
         if stream.done or stream.readers:
@@ -280,7 +280,7 @@ class StreamRegistry:
             self._forgotten = {stream for stream in self._forgotten if stream.readers}
             streams += [*self._finished.values(), *self._forgotten]
         for number, stream in enumerate(streams, start=1):
-            if number % AT_ONCE == 0:
+            if number % TICK_BATCH == 0:
                 await asyncio.sleep(0)
             if number <= num_live:
                 live_bytes += stream.nbytes

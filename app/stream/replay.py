@@ -44,13 +44,13 @@ def replayed(
         error = _interrupted(ring.last_id, usage)
         if after > ring.last_id:
             ring = Ring(limit_bytes, first_id=min(after + 1, END_ID))
-        wire = _EndApart(wire)
+        wire = _HeldEnd(wire)
         ring.append_special(Failed(error.as_body()))
         ring.append_special(Done())
     return TokenStream.finished(request, wire, ring, usage, error)
 
 
-class _EndApart:
+class _HeldEnd:
     """The wire of an interrupted stream, which gives its end the ids from `END_ID` on."""
 
     def __init__(self, wire: Wire) -> None:

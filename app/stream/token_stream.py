@@ -200,7 +200,7 @@ class TokenStream:
         error.forget_frames()
         if not self._opened.done():
             self._opened.set_exception(error)
-            self._opened.exception()  # seen: nobody may be waiting any more
+            self._opened.exception()  # retrieved: no task may await it
             self._finish()
             return
         self._ring.append_special(Failed(error.as_body()))
@@ -209,7 +209,7 @@ class TokenStream:
     def suspend(self, error: ServingError) -> None:
         """End the stream in this process only. Its clients' connections are cut, so that they return.
 
-        Whoever waits for the whole answer gets `error`.
+        A client that waits for the whole answer gets `error`.
         """
         self.suspended = True
         self.error = error
@@ -222,7 +222,7 @@ class TokenStream:
         self._wake()
 
     def _finish(self) -> None:
-        # The prompt has done its work: a retained stream must not hold it.
+        # The prompt is no longer needed: a retained stream must not hold it.
         self.request = dataclasses.replace(self.request, body={}, raw=None)
         self.finished_at_s = self._now_s()
         self._done.set_result(None)
@@ -358,7 +358,7 @@ class TokenStream:
         return last_id, frame
 
     def whole(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """All text by track and control events so far, for an answer in one piece. Raises ReplayExpired."""
+        """All text by track and control events so far, for a whole answer. Raises ReplayExpired."""
         self._check_held(0)
         return self._ring.whole()
 

@@ -20,7 +20,9 @@ class ChoiceMessage:
     matched_stop: str | int | None = None
 
 
-def answers(parts: Mapping[TextTrack, TextRun], specials: Sequence[ControlEvent]) -> dict[int, ChoiceMessage]:
+def build_messages(
+    parts: Mapping[TextTrack, TextRun], specials: Sequence[ControlEvent]
+) -> dict[int, ChoiceMessage]:
     """The answers in everything that a ring holds, by choice."""
     calls: dict[int, list[dict[str, Any]]] = {}
     ends: dict[int, tuple[str, str | int | None]] = {}

@@ -9,7 +9,7 @@ from app.api.schema import completions, key_terms, moderations, tokens
 from app.api.schema.aliases import FORMS
 from app.api.schema.conversations import MAX_TITLE
 from app.api.schema.formats import KINDS
-from app.api.schema.messages import ROLES, TAKEN, TAKEN_OF_ASSISTANT
+from app.api.schema.messages import ACCEPTED, ACCEPTED_OF_ASSISTANT, ROLES
 from app.api.schema.parameters import (
     MAX_CHOICES,
     MAX_STOP_CHARS,
@@ -102,7 +102,9 @@ CONTENT_PART: Schema = {
     },
     "required": ["type"],
 }
-_TAKEN_MEMBERS = {name: {"description": "Taken and dropped."} for name in sorted(TAKEN | TAKEN_OF_ASSISTANT)}
+_ACCEPTED_MEMBERS = {
+    name: {"description": "Taken and dropped."} for name in sorted(ACCEPTED | ACCEPTED_OF_ASSISTANT)
+}
 TOOL: Schema = {
     "type": "object",
     "properties": {
@@ -123,7 +125,7 @@ TOOL: Schema = {
 MESSAGE: Schema = {
     "type": "object",
     "properties": {
-        **_TAKEN_MEMBERS,
+        **_ACCEPTED_MEMBERS,
         "role": {"enum": list(ROLES)},
         "name": {"type": ["string", "null"], "maxLength": MAX_NAME_CHARS},
         "reasoning_content": {

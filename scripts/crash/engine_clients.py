@@ -1,4 +1,4 @@
-"""Clients of a server whose engine is killed: each hears one stream to its end, and notes the pauses."""
+"""Clients of a server whose engine is killed: each receives one stream to its end, and notes the pauses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RETRY_S = 0.2
 
 
 @dataclass
-class Heard:
+class Reply:
     """What a client has of one stream, over all its connections."""
 
     prompt: str
@@ -111,16 +111,16 @@ class Client:
 
     def __init__(self, port: int, body: Mapping[str, Any], key: str = "") -> None:
         self.body = body
-        self.heard = Heard(body["messages"][0]["content"][:60])
+        self.reply = Reply(body["messages"][0]["content"][:60])
         self._port = port
         self._key = key
         self._reading: asyncio.Task[bool] | None = None
         self._last_s = 0.0
 
-    async def run(self) -> Heard:
-        """Hear the stream to its end, over as many connections as it takes."""
-        self.heard.sent_s = time.monotonic()
-        while not self.heard.done and self.heard.error is None:
+    async def run(self) -> Reply:
+        """Receive the stream to its end, over as many connections as it takes."""
+        self.reply.sent_s = time.monotonic()
+        while not self.reply.done and self.reply.error is None:
             self._reading = asyncio.create_task(self._read())
             await asyncio.wait([self._reading])
             if self._reading.cancelled():  # it has dropped, and comes back at once
@@ -132,27 +132,27 @@ class Client:
                 if not self._key:
                     raise
             await asyncio.sleep(RETRY_S)
-        return self.heard
+        return self.reply
 
-    async def replay(self) -> Heard:
+    async def replay(self) -> Reply:
         """All of the stream as the server has it now."""
         again = Client(self._port, self.body, self._key)
-        again.heard.request_id = self.heard.request_id
+        again.reply.request_id = self.reply.request_id
         return await again.run()
 
     def drop(self) -> None:
         """Close the connection; the client comes back at once, and asks for what it lacks."""
-        if self._reading is not None and self.heard.request_id:
-            self.heard.drops += 1
+        if self._reading is not None and self.reply.request_id:
+            self.reply.drops += 1
             self._reading.cancel()
 
     async def _read(self) -> bool:
         """Read on one connection; whether the stream is over for this client. Raises one of `Gone`."""
-        heard = self.heard
+        reply = self.reply
         async with await Connection.to(self._port) as connection:
-            if heard.request_id:
-                after = {"last-event-id": str(heard.ids[-1] if heard.ids else 0)}
-                answer = await connection.ask("GET", f"{PATH}/{heard.request_id}", None, after)
+            if reply.request_id:
+                after = {"last-event-id": str(reply.ids[-1] if reply.ids else 0)}
+                answer = await connection.ask("GET", f"{PATH}/{reply.request_id}", None, after)
             else:
                 keyed = {"idempotency-key": self._key} if self._key else {}
                 answer = await connection.ask("POST", PATH, self.body, keyed)
@@ -160,17 +160,17 @@ class Client:
                 return False
             if answer.status != 200:
                 refusal = await answer.json()
-                heard.error = f"{answer.status} {refusal['error']['code']}"
+                reply.error = f"{answer.status} {refusal['error']['code']}"
                 return True
-            heard.request_id = answer.headers["x-request-id"]
-            await self._hear(answer)
-            return heard.done or not self._key
+            reply.request_id = answer.headers["x-request-id"]
+            await self._receive(answer)
+            return reply.done or not self._key
 
-    async def _hear(self, answer: Answer) -> None:
-        heard = self.heard
+    async def _receive(self, answer: Answer) -> None:
+        reply = self.reply
         async for event in answer.events():
             now_s = time.monotonic()
             if self._last_s:
-                heard.longest_pause_s = max(heard.longest_pause_s, now_s - self._last_s)
+                reply.longest_pause_s = max(reply.longest_pause_s, now_s - self._last_s)
             self._last_s = now_s
-            heard.add(event.id, event.data)
+            reply.add(event.id, event.data)

@@ -25,7 +25,7 @@ import psutil
 from app.store.database import FILE_NAME
 from scripts.benchmarks import engine_args
 from scripts.benchmarks.bare import peer_command
-from scripts.crash.engine_clients import Client, Heard
+from scripts.crash.engine_clients import Client, Reply
 from scripts.crash.findings import Findings
 from scripts.crash.http import get_text
 from scripts.crash.kill_checks import StreamChecks, check_ledger
@@ -69,10 +69,10 @@ class KillTest:
         self.findings = Findings()
         self._checks = StreamChecks(self.findings, exact=arguments.dtype == "float32")
         self._phases = phases_of(arguments.phase)
-        self._to_come: list[Phase] = []
+        self._remaining: list[Phase] = []
         self._of_server = arguments.target == "server"
-        self._undisturbed: dict[Scene, list[Heard]] = {}
-        self._heard: list[Heard] = []
+        self._undisturbed: dict[Scene, list[Reply]] = {}
+        self._reply: list[Reply] = []
         self._pauses_s: list[float] = []
         self._outages_s: list[float] = []
         self._in_phase = Counter[str]()
@@ -94,14 +94,14 @@ class KillTest:
             await server.ready()
             start_s = time.monotonic() - began_s
             for scene in scenes_of(self._phases):
-                await self._hear_undisturbed(scene)
+                await self._receive_undisturbed(scene)
             held_first = held(server.pid)
             for number in range(1, self._arguments.rounds + 1):
                 self.findings.kill = number
                 await self._round(loss, number)
             held_last = held(loss.server.pid)
             database = self._directory / "data" / FILE_NAME
-            check_ledger(database, self._heard, self.findings, killed=self._of_server)
+            check_ledger(database, self._reply, self.findings, killed=self._of_server)
             loss.server.terminate()
             self.findings.check(await loss.server.stopped() == 0, "the server ends with status 0")
         finally:
@@ -124,17 +124,17 @@ class KillTest:
             return ServerLoss(server, (self._directory / "data", flags), signals, self._rng, self.findings)
         return EngineLoss(server, signals, self._arguments.drops, self._rng, self.findings)
 
-    async def _hear_undisturbed(self, scene: Scene) -> None:
+    async def _receive_undisturbed(self, scene: Scene) -> None:
         """Twice at first, because what the first run makes for good is no leak."""
         times = 1 if self._undisturbed else 2
         runs = [list(await asyncio.gather(*(c.run() for c in self._clients(scene)))) for _ in range(times)]
         for streams in runs:
             self._checks.undisturbed(streams, runs[0])
-        for number, heard in enumerate(runs[-1]):
+        for number, reply in enumerate(runs[-1]):
             kind = kind_of(number, scene, mix=self._arguments.mix)
-            self._checks.kind(kind, heard, screened=self._arguments.safety == "on")
+            self._checks.kind(kind, reply, screened=self._arguments.safety == "on")
         self._undisturbed[scene] = runs[-1]
-        self._heard += itertools.chain(*runs)
+        self._reply += itertools.chain(*runs)
 
     def _clients(self, scene: Scene) -> list[Client]:
         asked = bodies(scene, self._arguments.streams, self._arguments.tokens, mix=self._arguments.mix)
@@ -142,7 +142,7 @@ class KillTest:
         return [Client(self._port, body, key) for body, key in zip(asked, keys, strict=True)]
 
     async def _round(self, loss: EngineLoss | ServerLoss, number: int) -> None:
-        """Lose something when a live request is in the phase; check what the clients heard."""
+        """Lose something when a live request is in the phase; check what the clients received."""
         phase = self._next_phase()
         undisturbed = self._undisturbed[SCENES[phase]]
         clients = self._clients(SCENES[phase])
@@ -153,22 +153,22 @@ class KillTest:
         if phase == "queued":
             self._queued.append(num_queued(await get_text(self._port, "/metrics")))
         self._in_phase[phase] += is_in(phase, clients, undisturbed)
-        at_loss = [dict(client.heard.text) for client in clients]
+        at_loss = [dict(client.reply.text) for client in clients]
         lost_s = time.monotonic()
         lost = await loss.lose(clients)
         self._outages_s.append(time.monotonic() - lost_s)
-        heard = list(await asyncio.gather(*running))
-        self._heard += heard
+        reply = list(await asyncio.gather(*running))
+        self._reply += reply
         is_cut = isinstance(loss, ServerLoss) and loss.was_killed
         for client, expected, had in zip(clients, undisturbed, at_loss, strict=True):
             replayed = await client.replay()
             check = self._checks.cut_off if is_cut else self._checks.stream
-            check(client.heard, expected, had, replayed)
-        self._cut_off += sum(stream.error is not None for stream in heard)
-        self._pauses_s += [stream.longest_pause_s for stream in heard]
+            check(client.reply, expected, had, replayed)
+        self._cut_off += sum(stream.error is not None for stream in reply)
+        self._pauses_s += [stream.longest_pause_s for stream in reply]
         self._memory_mb.append(held(loss.server.pid)["rss_mb"])
         print(
-            f"round {number}: {lost}, {phase}: pause {max(self._pauses_s[-len(heard) :]):.1f} s; all ended "
+            f"round {number}: {lost}, {phase}: pause {max(self._pauses_s[-len(reply) :]):.1f} s; all ended "
             f"after {time.monotonic() - lost_s:.1f} s; "
             f"{self.findings.num_checks} checks, {len(self.findings.violations)} violations so far; "
             f"{self._memory_mb[-1]} MB",
@@ -178,9 +178,9 @@ class KillTest:
 
     def _next_phase(self) -> Phase:
         """Each phase once, in random order, and then again."""
-        if not self._to_come:
-            self._to_come = self._rng.sample(self._phases, len(self._phases))
-        return self._to_come.pop()
+        if not self._remaining:
+            self._remaining = self._rng.sample(self._phases, len(self._phases))
+        return self._remaining.pop()
 
     def _check_held(self, first: dict[str, int], last: dict[str, int]) -> None:
         for what in ("descriptors", "threads"):

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client that hears a stream to its last complete event, however the server goes."""
+"""A small HTTP/1.1 client that receives a stream to its last complete event, however the server goes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Answer:
             yield await self._body.readexactly(int(self.headers["content-length"]))
             return
         while size := int(await _line(self._body), 16):
-            while size:  # a chunk cut short is heard as far as it came
+            while size:  # a chunk cut short is received as far as it came
                 piece = await self._body.read(size)
                 if not piece:
                     raise ConnectionResetError

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from scripts.crash.engine_clients import Heard
+from scripts.crash.engine_clients import Reply
 from scripts.crash.findings import Findings
 from scripts.crash.kill_requests import WATCHED_TOKENS
 
@@ -26,47 +26,47 @@ class StreamChecks:
         self._behind: list[int] = []
         self._parted_before = 0
 
-    def undisturbed(self, streams: Sequence[Heard], first: Sequence[Heard]) -> None:
+    def undisturbed(self, streams: Sequence[Reply], first: Sequence[Reply]) -> None:
         """A run in which nothing was lost, beside the first one."""
-        for heard, earlier in zip(streams, first, strict=True):
-            self._whole(heard)
+        for reply, earlier in zip(streams, first, strict=True):
+            self._whole(reply)
             if self._exact:
-                same = heard.text == earlier.text
-                self._findings.check(same, "undisturbed runs agree", prompt=heard.prompt)
+                same = reply.text == earlier.text
+                self._findings.check(same, "undisturbed runs agree", prompt=reply.prompt)
 
-    def kind(self, kind: str, heard: Heard, *, screened: bool) -> None:
+    def kind(self, kind: str, reply: Reply, *, screened: bool) -> None:
         """An undisturbed stream is of its kind: else losing it would prove nothing of that."""
-        check, tracks = self._findings.check, heard.text.keys()
+        check, tracks = self._findings.check, reply.text.keys()
         if kind.startswith("reasoning"):
             check("0 reasoning" in tracks, "a reasoning request reasons", tracks=list(tracks))
         if kind == "reasoning, then text":
             check("0" in tracks, "its answer has text, too", tracks=list(tracks))
         if kind == "reasoning":
-            check(_reasoning_tokens(heard), "its reasoning is counted", usage=heard.usage)
+            check(_reasoning_tokens(reply), "its reasoning is counted", usage=reply.usage)
         if kind in ("watched", "held") and screened:
-            check(heard.burst_tokens >= WATCHED_TOKENS, "its text is held back", tokens=heard.burst_tokens)
+            check(reply.burst_tokens >= WATCHED_TOKENS, "its text is held back", tokens=reply.burst_tokens)
         if kind == "choices":
             check({"0", "1"} <= tracks, "it has two choices", tracks=list(tracks))
         if kind == "tool":
             check("0.0" in tracks, "it calls a tool", tracks=list(tracks))
 
-    def stream(self, heard: Heard, expected: Heard, at_loss: Text, replayed: Heard) -> None:
+    def stream(self, reply: Reply, expected: Reply, at_loss: Text, replayed: Reply) -> None:
         """A stream that went through a loss; `at_loss` is what its client had then."""
-        check, prompt = self._findings.check, heard.prompt
-        self._whole(heard)
-        check(replayed.text == heard.text, "a replay has what was sent", prompt=prompt)
+        check, prompt = self._findings.check, reply.prompt
+        self._whole(reply)
+        check(replayed.text == reply.text, "a replay has what was sent", prompt=prompt)
         kept = all(replayed.text.get(track, "").startswith(text) for track, text in at_loss.items())
         check(kept, "what was released before the loss stays", prompt=prompt)
         if not self._exact:
             # The arithmetic of a prefill is another: from some point on it is another valid answer.
-            check(heard.finish.keys() == expected.finish.keys(), "every choice ends", prompt=prompt)
-            self._part(heard.text, expected.text, at_loss)
+            check(reply.finish.keys() == expected.finish.keys(), "every choice ends", prompt=prompt)
+            self._part(reply.text, expected.text, at_loss)
             return
-        check(heard.finish == expected.finish, "the end is the undisturbed one", prompt=prompt)
-        check(heard.text == expected.text, "the text is the undisturbed one", prompt=prompt)
-        tokens = [stream.usage.get("completion_tokens") for stream in (heard, expected)]
+        check(reply.finish == expected.finish, "the end is the undisturbed one", prompt=prompt)
+        check(reply.text == expected.text, "the text is the undisturbed one", prompt=prompt)
+        tokens = [stream.usage.get("completion_tokens") for stream in (reply, expected)]
         check(tokens[0] == tokens[1], "the count is the undisturbed one", prompt=prompt, tokens=tokens)
-        reasoning = [_reasoning_tokens(stream) for stream in (heard, expected)]
+        reasoning = [_reasoning_tokens(stream) for stream in (reply, expected)]
         check(
             reasoning[0] == reasoning[1],
             "the count of reasoning is the undisturbed one",
@@ -74,22 +74,22 @@ class StreamChecks:
             tokens=reasoning,
         )
 
-    def cut_off(self, heard: Heard, expected: Heard, at_loss: Text, replayed: Heard) -> None:
+    def cut_off(self, reply: Reply, expected: Reply, at_loss: Text, replayed: Reply) -> None:
         """A stream whose server was killed: it ended before, or it is cut off, truthfully."""
-        if heard.error is None:
-            self.stream(heard, expected, at_loss, replayed)
+        if reply.error is None:
+            self.stream(reply, expected, at_loss, replayed)
             return
-        check, prompt = self._findings.check, heard.prompt
-        check(heard.error == "interrupted", "a stream is cut off as such", prompt=prompt, error=heard.error)
-        self._ids(heard)
-        stored = all(heard.text.get(t, "").startswith(text) for t, text in replayed.text.items())
+        check, prompt = self._findings.check, reply.prompt
+        check(reply.error == "interrupted", "a stream is cut off as such", prompt=prompt, error=reply.error)
+        self._ids(reply)
+        stored = all(reply.text.get(t, "").startswith(text) for t, text in replayed.text.items())
         check(stored, "what is stored is the beginning of what was sent", prompt=prompt)
         if self._exact:
-            is_beginning = all(expected.text.get(t, "").startswith(text) for t, text in heard.text.items())
+            is_beginning = all(expected.text.get(t, "").startswith(text) for t, text in reply.text.items())
             check(is_beginning, "the text is the beginning of the undisturbed one", prompt=prompt)
             limit = expected.usage.get("completion_tokens", 0)
             check(
-                heard.error_usage.get("completion_tokens", 0) <= limit,
+                reply.error_usage.get("completion_tokens", 0) <= limit,
                 "no more is billed than the undisturbed answer",
                 prompt=prompt,
             )
@@ -105,15 +105,15 @@ class StreamChecks:
             else None,
         }
 
-    def _whole(self, heard: Heard) -> None:
+    def _whole(self, reply: Reply) -> None:
         self._findings.check(
-            heard.done and heard.error is None, "a stream ends well", prompt=heard.prompt, error=heard.error
+            reply.done and reply.error is None, "a stream ends well", prompt=reply.prompt, error=reply.error
         )
-        self._ids(heard)
+        self._ids(reply)
 
-    def _ids(self, heard: Heard) -> None:
-        increasing = all(a < b for a, b in zip(heard.ids, heard.ids[1:], strict=False))
-        self._findings.check(increasing, "ids strictly increase", prompt=heard.prompt)
+    def _ids(self, reply: Reply) -> None:
+        increasing = all(a < b for a, b in zip(reply.ids, reply.ids[1:], strict=False))
+        self._findings.check(increasing, "ids strictly increase", prompt=reply.prompt)
 
     def _part(self, text: Text, expected: Text, at_loss: Text) -> None:
         for track in text.keys() | expected.keys():
@@ -132,12 +132,12 @@ def _agreement(text: str, expected: str) -> int:
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(text), len(expected)))
 
 
-def _reasoning_tokens(heard: Heard) -> object:
-    details = heard.usage.get("completion_tokens_details") or {}
-    return details.get("reasoning_tokens", heard.usage.get("reasoning_tokens"))
+def _reasoning_tokens(reply: Reply) -> object:
+    details = reply.usage.get("completion_tokens_details") or {}
+    return details.get("reasoning_tokens", reply.usage.get("reasoning_tokens"))
 
 
-def check_ledger(database: Path, streams: Sequence[Heard], findings: Findings, *, killed: bool) -> None:
+def check_ledger(database: Path, streams: Sequence[Reply], findings: Findings, *, killed: bool) -> None:
     """Each request has one row, settled, with the counts that its client was told.
 
     Where servers were `killed`, a row of nobody is of a request whose client did not have its id yet.
@@ -147,9 +147,9 @@ def check_ledger(database: Path, streams: Sequence[Heard], findings: Findings, *
         rows = connection.execute(query).fetchall()
     by_id = {row[0]: row[1:] for row in rows}
     findings.check(len(by_id) == len(rows), "one row for each request")
-    for heard in streams:
-        row = by_id.pop(heard.request_id, None)
-        usage = heard.error_usage if heard.error else heard.usage
+    for reply in streams:
+        row = by_id.pop(reply.request_id, None)
+        usage = reply.error_usage if reply.error else reply.usage
         counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
         is_right = row is not None and row[0] == "settled" and list(row[2:]) == counts
         findings.check(is_right, "the ledger says what the client was told", row=row, told=counts)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
-from scripts.crash.engine_clients import Client, Heard
+from scripts.crash.engine_clients import Client, Reply
 from scripts.crash.kill_requests import HELD, Scene
 
 Phase = Literal["queued", "prefill", "decode", "held_back", "finishing"]
@@ -50,7 +50,7 @@ def phases_of(asked: str) -> list[Phase]:
     return [phase for phase in PHASES if asked in (phase, "any")]
 
 
-def reached_in(phase: Phase, undisturbed: Sequence[Heard], rng: random.Random) -> Reached:
+def reached_in(phase: Phase, undisturbed: Sequence[Reply], rng: random.Random) -> Reached:
     """The condition of a round in `phase`, at a random point of it."""
     if phase == "decode":
         return _decoding(rng.uniform(0.05, 0.6), undisturbed)
@@ -68,32 +68,32 @@ def num_queued(metrics: str) -> int:
     return sum(int(float(value)) for value in QUEUED.findall(metrics))
 
 
-def _decoding(share: float, undisturbed: Sequence[Heard]) -> Reached:
-    goal = share * sum(heard.characters for heard in undisturbed)
-    return lambda clients: sum(client.heard.characters for client in clients) >= goal
+def _decoding(share: float, undisturbed: Sequence[Reply]) -> Reached:
+    goal = share * sum(reply.characters for reply in undisturbed)
+    return lambda clients: sum(client.reply.characters for client in clients) >= goal
 
 
-def _finishing(left_tokens: int, undisturbed: Sequence[Heard]) -> Reached:
+def _finishing(left_tokens: int, undisturbed: Sequence[Reply]) -> Reached:
     def is_reached(clients: Sequence[Client]) -> bool:
         return any(
-            not client.heard.finish and 0 < expected.tokens - client.heard.tokens <= left_tokens
+            not client.reply.finish and 0 < expected.tokens - client.reply.tokens <= left_tokens
             for client, expected in zip(clients, undisturbed, strict=True)
         )
 
     return is_reached
 
 
-def _reading(share: float, undisturbed: Sequence[Heard]) -> Reached:
+def _reading(share: float, undisturbed: Sequence[Reply]) -> Reached:
     """By the time that the first text of the first long prompt took undisturbed."""
 
     def is_reached(clients: Sequence[Client]) -> bool:
         pairs = [
-            (client.heard, expected)
+            (client.reply, expected)
             for client, expected in zip(clients, undisturbed, strict=True)
             if is_long(client)
         ]
         after_s = share * min(expected.first_text_s for _, expected in pairs)
-        sent_s = max(heard.sent_s for heard, _ in pairs)
+        sent_s = max(reply.sent_s for reply, _ in pairs)
         return bool(sent_s) and time.monotonic() >= sent_s + after_s
 
     return is_reached
@@ -103,9 +103,9 @@ def _silent_beside(tokens: int, is_meant: Callable[[Client], bool]) -> Reached:
     """Whether one that is meant has no text, while another answer has some."""
 
     def is_reached(clients: Sequence[Client]) -> bool:
-        tokens_heard = max(client.heard.tokens for client in clients)
-        return tokens_heard >= tokens and any(
-            is_meant(client) and not client.heard.text for client in clients
+        reply_tokens = max(client.reply.tokens for client in clients)
+        return reply_tokens >= tokens and any(
+            is_meant(client) and not client.reply.text for client in clients
         )
 
     return is_reached
@@ -122,16 +122,16 @@ def _is_held(client: Client) -> bool:
     return regex.startswith(HELD)
 
 
-def is_in(phase: Phase, clients: Sequence[Client], undisturbed: Sequence[Heard]) -> bool:
+def is_in(phase: Phase, clients: Sequence[Client], undisturbed: Sequence[Reply]) -> bool:
     """Whether a live request is in the phase now, whatever the moment that was chosen."""
     live = [
         (client, expected)
         for client, expected in zip(clients, undisturbed, strict=True)
-        if not client.heard.done
+        if not client.reply.done
     ]
     if phase == "decode":
-        return any(client.heard.text for client, _ in live)
+        return any(client.reply.text for client, _ in live)
     if phase == "finishing":
-        return any(0 <= e.tokens - c.heard.tokens <= LAST_TOKENS and c.heard.text for c, e in live)
+        return any(0 <= e.tokens - c.reply.tokens <= LAST_TOKENS and c.reply.text for c, e in live)
     meant = {"prefill": is_long, "held_back": _is_held}.get(phase, lambda _client: True)
-    return any(meant(client) and not client.heard.text for client, _ in live)
+    return any(meant(client) and not client.reply.text for client, _ in live)

@@ -122,7 +122,7 @@ class Rounds:
             await asyncio.sleep(death.drained_s)
         await server.kill()
         await self._over(asking, checking)
-        live = sum(1 for a in self._traffic.sent if a.status in (None, 200) and not a.heard.done)
+        live = sum(1 for a in self._traffic.sent if a.status in (None, 200) and not a.reply.done)
         self.killed_in_flight += live
         print(
             f"kill {kill:3}/{kills}  {death.how:8} after {death.after_s + death.drained_s:4.2f} s"
@@ -196,14 +196,14 @@ class Rounds:
         headless = [request for request in sent if request.request_id is None]
         for row in rows.values():
             if row.id not in by_id:
-                self._adopt(row, headless)
+                self._match_headless(row, headless)
         for request in sent:
             if request.request_id is not None:
                 self._to_check.append((request, rows.get(request.request_id)))
             elif request.repeats is not None and request.refused is None:
                 self._traffic.to_ask_anew.append(request.repeats)
 
-    def _adopt(self, row: Row, headless: list[SentRequest]) -> None:
+    def _match_headless(self, row: Row, headless: list[SentRequest]) -> None:
         """Give a row to the request whose client never learned its id."""
         for sent in headless:
             if row.question is not None:
@@ -233,7 +233,7 @@ class Rounds:
         """What is to be sent after a checked request: its key once more, its conversation's next turn."""
         completed = row is not None and row.bill.outcome in ("stop", "length", "abort")
         if sent.key is not None and not sent.refused:
-            if completed and sent.heard.done and sent.repeats is None:
+            if completed and sent.reply.done and sent.repeats is None:
                 self._traffic.to_repeat.append(sent)
             elif not completed and sent.continues is None:
                 self._traffic.to_ask_anew.append(sent)
@@ -242,7 +242,7 @@ class Rounds:
                 self._traffic.at_rest(sent.continues, first=True)
         elif not completed:
             self._traffic.at_rest(row.conversation_id, first=True)
-        elif not sent.heard.done:
+        elif not sent.reply.done:
             self._traffic.at_rest(row.conversation_id)
 
     # A stop that nobody kills
@@ -259,7 +259,7 @@ class Rounds:
         await self._over(asking)
         for sent in self._traffic.sent:
             if sent.status == 200 and not sent.left:
-                has_end = sent.heard.done and (sent.heard.error or sent.heard.finish_reasons)
+                has_end = sent.reply.done and (sent.reply.error or sent.reply.finish_reasons)
                 self.findings.check(has_end, "a stop tells each client an end", id=sent.request_id)
 
     async def _last_look(self) -> None:
@@ -285,7 +285,7 @@ def report(rounds: Rounds, settings: Mapping[str, object], took_s: float) -> dic
         "ends": dict(sorted(findings.ends.items())),
         "worst_shortfall_tokens": findings.shortfall.tokens,
         "worst_shortfall_s": round(findings.shortfall.seconds, 3),
-        "most_billed_beyond_heard_tokens": findings.ahead_tokens,
+        "most_billed_beyond_received_tokens": findings.ahead_tokens,
         "num_checks": findings.num_checks,
         "checks": dict(sorted(findings.checks.items())),
         "violations": findings.violations,

@@ -14,7 +14,7 @@ DONE = "[DONE]"
 
 
 class Mark(NamedTuple):
-    """What had been heard with event `id`: tokens, and characters of text by choice."""
+    """What had been received with event `id`: tokens, and characters of text by choice."""
 
     id: int
     at_s: float
@@ -22,12 +22,12 @@ class Mark(NamedTuple):
     lengths: dict[int, int]
 
 
-class Misheard(Exception):
+class WireViolation(Exception):
     """A stream is not what OpenAI's clients can read, or contradicts itself."""
 
 
 @dataclass
-class Heard:
+class Reply:
     """What a client has understood of a stream, over any number of connections.
 
     `counted` streams say in each chunk how many tokens there are; others have scripted tokens.
@@ -46,11 +46,11 @@ class Heard:
     marks: list[Mark] = field(default_factory=list)
 
     def add(self, event: Event, at_s: float) -> None:
-        """Take in an event. Raises Misheard."""
+        """Take in an event. Raises WireViolation."""
         if self.done:
-            raise Misheard(f"an event after [DONE]: {event}")
+            raise WireViolation(f"an event after [DONE]: {event}")
         if event.id is None or event.id <= self.last_id:
-            raise Misheard(f"event {event.id} after {self.last_id}")
+            raise WireViolation(f"event {event.id} after {self.last_id}")
         self.last_id = event.id
         if event.data == DONE:
             self.done = True
@@ -60,13 +60,13 @@ class Heard:
 
     def _add_chunk(self, chunk: dict[str, Any]) -> None:
         if self.error is not None:
-            raise Misheard(f"a chunk after the error: {chunk}")
+            raise WireViolation(f"a chunk after the error: {chunk}")
         if "error" in chunk:
             self.error, self.error_id = chunk["error"], self.last_id
             return
         self.request_id = self.request_id or chunk["id"]
         if chunk["id"] != self.request_id:
-            raise Misheard(f"a chunk of another stream: {chunk}")
+            raise WireViolation(f"a chunk of another stream: {chunk}")
         self.usage = chunk.get("usage") or self.usage
         for choice in chunk["choices"]:
             self.add_choice(choice["index"], choice["delta"].get("content") or "", choice["finish_reason"])
@@ -80,11 +80,11 @@ class Heard:
             self.tokens += text.count(" ")
         if finish_reason is not None:
             if choice in self.finish_reasons:
-                raise Misheard(f"choice {choice} ended twice")
+                raise WireViolation(f"choice {choice} ended twice")
             self.finish_reasons[choice] = finish_reason
 
     def text_until(self, after: int) -> dict[int, str]:
-        """The text heard up to event `after`."""
+        """The text received up to event `after`."""
         mark = next((mark for mark in self.marks if mark.id == after), Mark(0, 0.0, 0, {}))
         return {choice: self.text[choice][:length] for choice, length in mark.lengths.items()}
 
@@ -111,10 +111,10 @@ class SentRequest:
     left: bool = False
     """Whether its client did not stay to the end."""
     cancelled: bool = False
-    misheard: str | None = None
+    violation: str | None = None
     repeats: SentRequest | None = None
     """The earlier request whose Idempotency-Key and body these are."""
-    heard: Heard = field(default_factory=Heard)
+    reply: Reply = field(default_factory=Reply)
     life: Any = None
     """The life of the server in which it was sent."""
 
@@ -143,12 +143,12 @@ class SentRequest:
         return {choice: "".join(tokens) for choice, tokens in pieces.items()}
 
     def is_beginning(self, text: dict[int, str]) -> bool:
-        """Whether this is how the answer begins: as scripted, or as its client heard it."""
+        """Whether this is how the answer begins: as scripted, or as its client received it."""
         if self.scripted:
             return all(self._full[choice].startswith(beginning) for choice, beginning in text.items())
-        heard = self.heard.text
+        reply = self.reply.text
         return all(
-            beginning.startswith(heard.get(choice, "")) or heard[choice].startswith(beginning)
+            beginning.startswith(reply.get(choice, "")) or reply[choice].startswith(beginning)
             for choice, beginning in text.items()
         )
 

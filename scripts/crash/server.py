@@ -104,11 +104,11 @@ class Server:
         assert self._process.stderr is not None
         async for raw in self._process.stderr:
             try:
-                self._saw(json.loads(raw))
+                self._record(json.loads(raw))
             except json.JSONDecodeError:
                 self.noise.append(raw.decode(errors="replace").rstrip())
 
-    def _saw(self, line: dict[str, Any]) -> None:
+    def _record(self, line: dict[str, Any]) -> None:
         if line["level"] in ("error", "critical"):
             self.faults.append(json.dumps(line))
         match line["event"]:

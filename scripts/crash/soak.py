@@ -118,20 +118,20 @@ class Soak:
     # The undisturbed answers
 
     async def _learn(self) -> None:
-        """Hear every answer twice, undisturbed; both must be the same."""
+        """Receive every answer twice, undisturbed; both must be the same."""
         first = await self._undisturbed()
         second = await self._undisturbed()
-        for case, heard in first.items():
+        for case, reply in first.items():
             self.findings.check(
-                (heard.heard.text, heard.heard.finish) == (second[case].heard.text, second[case].heard.finish)
-                if heard.attempts
+                (reply.reply.text, reply.reply.finish) == (second[case].reply.text, second[case].reply.finish)
+                if reply.attempts
                 else case.blocked,
                 "an undisturbed answer is the same each time",
                 case=case.name,
-                faults=heard.faults,
+                faults=reply.faults,
             )
-            if heard.attempts:
-                case.expected = second[case].heard
+            if reply.attempts:
+                case.expected = second[case].reply
         await self._collect([*first.values(), *second.values()])
         self._say(f"{len(first)} undisturbed answers")
 
@@ -139,7 +139,7 @@ class Soak:
         stories: dict[Case, Story] = {}
         seats = asyncio.Semaphore(LEARNERS)
 
-        async def hear(case: Case) -> None:
+        async def receive(case: Case) -> None:
             async with seats:
                 stored = case.then is not None
                 manner = Manner("/api" if stored else "/v1", stored=stored, streamed=True)
@@ -147,7 +147,7 @@ class Soak:
                 if case.then is not None:
                     stories[case.then] = await self._ask(case.then, manner, story.conversation_id)
 
-        await asyncio.gather(*map(hear, self._engine.cases))
+        await asyncio.gather(*map(receive, self._engine.cases))
         return stories
 
     async def _ask(self, case: Case, manner: Manner, conversation_id: str | None = None) -> Story:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts.crash.books import Row
-from scripts.crash.engine_clients import Heard
+from scripts.crash.engine_clients import Reply
 from scripts.crash.findings import Findings
 from scripts.crash.soak_clients import SERVER_FAULTS, Story
 from scripts.crash.soak_lives import Lives
@@ -25,7 +25,7 @@ class StoryChecks:
         self.choices_lost = 0
         """Choices of answers that ended in `engine_restarted`."""
         self.choices_unseen = 0
-        """Choices whose end their clients did not hear."""
+        """Choices whose end their clients did not receive."""
         self.num_unread = 0
         """Answers that the server stopped while their client was away."""
         self.longest_wait_s = 0.0
@@ -38,7 +38,7 @@ class StoryChecks:
                 by_key[self._lives.keys[row.id]].append(row)
         left_over = dict(rows)
         for story in stories:
-            ids = [heard.request_id for heard in story.attempts] + story.refused_ids
+            ids = [reply.request_id for reply in story.attempts] + story.refused_ids
             mine = {id_: rows[id_] for id_ in ids if id_ in rows}
             mine |= {row.id: row for row in by_key.get(story.key or "", ())}
             for id_ in mine:
@@ -54,15 +54,15 @@ class StoryChecks:
         self.longest_wait_s = max(self.longest_wait_s, story.longest_wait_s)
         check = self._checker(story, rows)
         check(not story.faults, "the server answers as it should", faults=story.faults)
-        for heard in story.attempts:
-            row = rows.get(heard.request_id)
-            nothing_kept = not heard.text and self._was_killed(story)
+        for reply in story.attempts:
+            row = rows.get(reply.request_id)
+            nothing_kept = not reply.text and self._was_killed(story)
             if row is not None:
-                self._check_attempt(story, heard, row)
+                self._check_attempt(story, reply, row)
             else:
-                check(nothing_kept, "what was begun is in the ledger", id=heard.request_id)
+                check(nothing_kept, "what was begun is in the ledger", id=reply.request_id)
         if story.is_lost:
-            check(self._was_killed(story) and not story.heard.text, "a stream is found again")
+            check(self._was_killed(story) and not story.reply.text, "a stream is found again")
         for row in rows.values():
             self._check_row(story, row, check)
         good = [row.id for row in rows.values() if row.bill.outcome not in SERVER_FAULTS]
@@ -85,7 +85,7 @@ class StoryChecks:
                 "manner": story.manner,
                 "key": story.key,
                 "refusals": dict(story.refusals),
-                "attempts": [_told(heard) for heard in story.attempts],
+                "attempts": [_told(reply) for reply in story.attempts],
                 "bills": {id_: row.bill._asdict() for id_, row in rows.items()},
                 "left": story.left,
                 "stopped": story.tried_to_stop,
@@ -94,13 +94,15 @@ class StoryChecks:
 
         return check
 
-    def _check_attempt(self, story: Story, heard: Heard, row: Row) -> None:
+    def _check_attempt(self, story: Story, reply: Reply, row: Row) -> None:
         """One answer that was begun, whole or not."""
         check, expected, bill = self._checker(story, {row.id: row}), story.case.expected, row.bill
-        check(all(a < b for a, b in zip(heard.ids, heard.ids[1:], strict=False)), "ids strictly increase")
-        beginning = all(expected.text.get(t, "").startswith(text) for t, text in heard.text.items())
-        check(beginning, "what was heard is how the undisturbed answer begins", why=_parting(heard, expected))
-        usage = heard.error_usage if heard.error else heard.usage
+        check(all(a < b for a, b in zip(reply.ids, reply.ids[1:], strict=False)), "ids strictly increase")
+        beginning = all(expected.text.get(t, "").startswith(text) for t, text in reply.text.items())
+        check(
+            beginning, "what was received is how the undisturbed answer begins", why=_parting(reply, expected)
+        )
+        usage = reply.error_usage if reply.error else reply.usage
         if usage:
             counts = usage["prompt_tokens"], usage["completion_tokens"]
             check(
@@ -108,19 +110,19 @@ class StoryChecks:
                 "the bill is what was told",
                 counts=counts,
             )
-        if heard.error is not None:
-            check(self._may_end_in(story, heard.error), "no answer ends without need", error=heard.error)
-        elif heard.done and "abort" in str(bill.outcome).split(","):
+        if reply.error is not None:
+            check(self._may_end_in(story, reply.error), "no answer ends without need", error=reply.error)
+        elif reply.done and "abort" in str(bill.outcome).split(","):
             unread = not story.tried_to_stop and story.manner.act == "drop"
             self.num_unread += unread
             check(story.tried_to_stop or unread, "an answer is stopped only when asked to")
-        elif heard.done:
-            check(heard.finish == expected.finish, "the end is the undisturbed one")
+        elif reply.done:
+            check(reply.finish == expected.finish, "the end is the undisturbed one")
             check(
-                heard.text == expected.text, "the text is the undisturbed one", why=_parting(heard, expected)
+                reply.text == expected.text, "the text is the undisturbed one", why=_parting(reply, expected)
             )
-            check(_counts(heard) == _counts(expected), "the counts are the undisturbed ones")
-            check(row.bill.outcome in heard.finish.values(), "the ledger says how it ended")
+            check(_counts(reply) == _counts(expected), "the counts are the undisturbed ones")
+            check(row.bill.outcome in reply.finish.values(), "the ledger says how it ended")
         else:
             check(story.left or story.is_lost or story.deleted, "every stream ends")
 
@@ -151,7 +153,7 @@ class StoryChecks:
 
     def _note_end(self, story: Story) -> None:
         n = story.case.n
-        self.choices_lost += n * sum(heard.error == "engine_restarted" for heard in story.attempts)
+        self.choices_lost += n * sum(reply.error == "engine_restarted" for reply in story.attempts)
         if story.left or story.unknown or story.is_lost or story.deleted:
             self.choices_unseen += n
         if story.left:
@@ -159,32 +161,32 @@ class StoryChecks:
         elif story.unknown or not story.attempts:
             self.ends["blocked" if story.case.blocked else "unknown"] += 1
         else:
-            heard = story.heard
-            self.ends[heard.error or "/".join(sorted(set(heard.finish.values()))) or "deleted"] += 1
+            reply = story.reply
+            self.ends[reply.error or "/".join(sorted(set(reply.finish.values()))) or "deleted"] += 1
 
 
-def _counts(heard: Heard) -> tuple[Any, Any]:
-    return heard.usage.get("prompt_tokens"), heard.usage.get("completion_tokens")
+def _counts(reply: Reply) -> tuple[Any, Any]:
+    return reply.usage.get("prompt_tokens"), reply.usage.get("completion_tokens")
 
 
-def _told(heard: Heard) -> dict[str, Any]:
+def _told(reply: Reply) -> dict[str, Any]:
     """An answer without its text."""
     return {
-        "id": heard.request_id,
-        "events": (heard.ids[:1], heard.ids[-1:], len(heard.ids)),
-        "characters": {track: len(text) for track, text in heard.text.items()},
-        "finish": heard.finish,
-        "error": heard.error,
-        "usage": heard.usage or heard.error_usage,
-        "done": heard.done,
+        "id": reply.request_id,
+        "events": (reply.ids[:1], reply.ids[-1:], len(reply.ids)),
+        "characters": {track: len(text) for track, text in reply.text.items()},
+        "finish": reply.finish,
+        "error": reply.error,
+        "usage": reply.usage or reply.error_usage,
+        "done": reply.done,
     }
 
 
-def _parting(heard: Heard, expected: Heard) -> dict[str, Any]:
+def _parting(reply: Reply, expected: Reply) -> dict[str, Any]:
     """Where the texts part; the built-in model's answers are nobody's secret."""
     parted = {}
-    for track in heard.text.keys() | expected.text.keys():
-        mine, whole = heard.text.get(track, ""), expected.text.get(track, "")
+    for track in reply.text.keys() | expected.text.keys():
+        mine, whole = reply.text.get(track, ""), expected.text.get(track, "")
         at = next((i for i, (a, b) in enumerate(zip(mine, whole, strict=False)) if a != b), None)
         at = min(len(mine), len(whole)) if at is None else at
         if mine != whole:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from scripts.crash.engine_clients import Heard
+from scripts.crash.engine_clients import Reply
 from scripts.crash.http import Answer, Connection, Gone
 from scripts.crash.soak_cases import Case
 
@@ -56,10 +56,10 @@ class Story:
     key: str | None
     began_s: float = 0.0
     ended_s: float = 0.0
-    attempts: list[Heard] = field(default_factory=list)
+    attempts: list[Reply] = field(default_factory=list)
     """The answers that were begun; after an end by a fault of the server the same key makes another."""
-    again: list[Heard] = field(default_factory=list)
-    """What others heard who sent the same request with the same key, to the end."""
+    again: list[Reply] = field(default_factory=list)
+    """What others received who sent the same request with the same key, to the end."""
     refusals: Counter[str] = field(default_factory=Counter)
     refused_ids: list[str] = field(default_factory=list)
     conversation_id: str | None = None
@@ -77,7 +77,7 @@ class Story:
     """What no server may do, as the client saw it."""
 
     @property
-    def heard(self) -> Heard:
+    def reply(self) -> Reply:
         return self.attempts[-1]
 
 
@@ -97,7 +97,7 @@ class SoakClient:
         self._is_over = False
         self._is_sent = False
         self._has_acted = story.manner.act == "listen"
-        self._heard = Heard(story.case.name)
+        self._reply = Reply(story.case.name)
         self._twin: asyncio.Task[None] | None = None
         self._body: dict[str, Any] = dict(story.case.body)
         manner = story.manner
@@ -116,7 +116,7 @@ class SoakClient:
         await self._hold()
         if self._twin is not None:
             await self._twin
-        if story.manner.repeats_at_end and story.attempts and self._is_complete(story.heard):
+        if story.manner.repeats_at_end and story.attempts and self._is_complete(story.reply):
             await self._repeat()
         story.ended_s = time.monotonic()
         return story
@@ -133,13 +133,13 @@ class SoakClient:
             except _Dropped:
                 await asyncio.sleep(story.manner.away_s)
             except Gone:
-                if self._is_sent and story.key is None and not self._heard.request_id:
+                if self._is_sent and story.key is None and not self._reply.request_id:
                     story.unknown = True
                     break
                 await asyncio.sleep(RETURN_S)
 
-    def _is_complete(self, heard: Heard) -> bool:
-        return heard.done and heard.error is None and not self.story.deleted and self.story.key is not None
+    def _is_complete(self, reply: Reply) -> bool:
+        return reply.done and reply.error is None and not self.story.deleted and self.story.key is not None
 
     async def _connect(self) -> Connection:
         """A connection to the server. Raises one of `Gone`."""
@@ -148,16 +148,16 @@ class SoakClient:
         return await Connection.to(self._place.port)
 
     async def _once(self) -> None:
-        """Send the request, or return to its stream; hear what comes. Raises one of `Gone`, _Dropped."""
-        heard, story = self._heard, self.story
+        """Send the request, or return to its stream; receive what comes. Raises one of `Gone`, _Dropped."""
+        reply, story = self._reply, self.story
         async with await self._connect() as connection:
-            if heard.request_id and story.manner.streamed:
+            if reply.request_id and story.manner.streamed:
                 back = {
-                    "last-event-id": str(heard.ids[-1] if heard.ids else 0),
+                    "last-event-id": str(reply.ids[-1] if reply.ids else 0),
                     "accept": "text/event-stream",
                 }
                 answer = await connection.ask(
-                    "GET", f"{self._path}/{heard.request_id}", None, self._headers | back
+                    "GET", f"{self._path}/{reply.request_id}", None, self._headers | back
                 )
             else:
                 self._is_sent = True
@@ -167,9 +167,9 @@ class SoakClient:
                 return
             self._begun(answer)
             if story.manner.streamed:
-                await self._hear(answer)
+                await self._receive(answer)
             else:
-                await self._hear_whole(answer)
+                await self._receive_whole(answer)
 
     def _keyed(self) -> dict[str, str]:
         key, returns = self.story.key, self.story.manner.act != "leave"
@@ -177,16 +177,16 @@ class SoakClient:
         return self._headers | signs
 
     def _begun(self, answer: Answer) -> None:
-        heard, story = self._heard, self.story
+        reply, story = self._reply, self.story
         request_id = answer.headers["x-request-id"]
-        if heard.request_id and heard.request_id != request_id:
-            story.faults.append(f"returned to {heard.request_id}, found {request_id}")
-        elif not heard.request_id and any(request_id == earlier.request_id for earlier in story.attempts):
+        if reply.request_id and reply.request_id != request_id:
+            story.faults.append(f"returned to {reply.request_id}, found {request_id}")
+        elif not reply.request_id and any(request_id == earlier.request_id for earlier in story.attempts):
             story.faults.append("a key finds an answer that a fault of the server ended")
-        heard.request_id = request_id
+        reply.request_id = request_id
         story.conversation_id = answer.headers.get("x-conversation-id") or story.conversation_id
-        if heard not in story.attempts:
-            story.attempts.append(heard)
+        if reply not in story.attempts:
+            story.attempts.append(reply)
 
     @property
     def _patience_s(self) -> float | None:
@@ -194,28 +194,28 @@ class SoakClient:
         manner = self.story.manner
         return manner.away_s if manner.act == "leave" and not manner.streamed else None
 
-    async def _hear_whole(self, answer: Answer) -> None:
-        self._heard.add_completion(await answer.json())
+    async def _receive_whole(self, answer: Answer) -> None:
+        self._reply.add_completion(await answer.json())
         self._is_over = True
 
-    async def _hear(self, answer: Answer) -> None:
-        """Hear a stream. Raises one of `Gone` where it is cut before its end."""
-        heard, story, last_s = self._heard, self.story, time.monotonic()
+    async def _receive(self, answer: Answer) -> None:
+        """Receive a stream. Raises one of `Gone` where it is cut before its end."""
+        reply, story, last_s = self._reply, self.story, time.monotonic()
         async for event in answer.events():
             now_s = time.monotonic()
             story.longest_wait_s, last_s = max(story.longest_wait_s, now_s - last_s), now_s
-            if heard.done:
+            if reply.done:
                 story.faults.append("an event after [DONE]")
-            heard.add(event.id, event.data)
-            if not self._has_acted and heard.characters >= story.manner.after:
+            reply.add(event.id, event.data)
+            if not self._has_acted and reply.characters >= story.manner.after:
                 self._has_acted = True
                 await self._act()
                 if self._is_over:
                     return
-        if not heard.done:
+        if not reply.done:
             raise ConnectionResetError
-        if heard.error in SERVER_FAULTS and story.key is not None and len(story.attempts) < MAX_ATTEMPTS:
-            self._heard = Heard(story.case.name)
+        if reply.error in SERVER_FAULTS and story.key is not None and len(story.attempts) < MAX_ATTEMPTS:
+            self._reply = Reply(story.case.name)
         else:
             self._is_over = True
 
@@ -232,7 +232,7 @@ class SoakClient:
 
     async def _repeat(self) -> None:
         """Send the same request under the same key once more; it is given up where the server goes away."""
-        twin = Heard(self.story.case.name)
+        twin = Reply(self.story.case.name)
         try:
             async with await self._connect() as connection:
                 answer = await connection.ask("POST", self._path, self._body, self._keyed())
@@ -253,7 +253,7 @@ class SoakClient:
         """Stop the answer, or stop and delete it, however often it takes to reach a server."""
         story, is_deletion = self.story, self.story.manner.act == "delete"
         story.tried_to_stop = True
-        path = f"{self._path}/{self._heard.request_id}"
+        path = f"{self._path}/{self._reply.request_id}"
         while True:
             try:
                 async with await self._connect() as connection:
@@ -276,7 +276,7 @@ class SoakClient:
 
     async def _refused(self, answer: Answer) -> None:
         """Take in a refusal: wait, or give up."""
-        story, heard = self.story, self._heard
+        story, reply = self.story, self._reply
         body = await answer.json()
         code = "" if body is None else body["error"]["code"]
         story.refusals[f"{answer.status} {code}"] += 1
@@ -288,7 +288,7 @@ class SoakClient:
             await self._wait(answer)
         elif code == "conversation_busy":
             await asyncio.sleep(RETURN_S)
-        elif answer.status == 404 and heard.request_id:
+        elif answer.status == 404 and reply.request_id:
             story.is_lost = not story.deleted
             self._is_over = True
         else:

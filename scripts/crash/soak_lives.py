@@ -82,7 +82,7 @@ class Lives:
 
     async def begin(self) -> Server:
         """Begin a life; its server takes no requests yet."""
-        num_suspended = await self._look_again()
+        num_suspended = await self._recheck()
         server = await Server.start(self._data_dir, self._arguments)
         self.all.append(Life(server, num_suspended))
         return server
@@ -145,10 +145,10 @@ class Lives:
     async def watch(self) -> None:
         """Note the keys of requests for ever."""
         while True:
-            await self._look_again()
+            await self._recheck()
             await asyncio.sleep(WATCH_S)
 
-    async def _look_again(self) -> int:
+    async def _recheck(self) -> int:
         """What `_look` does, as soon as it can: a server that stops has the file to itself for a moment."""
         until_s = time.monotonic() + LOCKED_S
         while True:

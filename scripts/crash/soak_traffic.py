@@ -73,7 +73,7 @@ class SoakTraffic:
         case = self._rng.choice(self._cases)
         story = await self._hold(case, self._manner(case), key)
         # An answer that was stopped ends as one that its model ended does: its text is shorter.
-        whole = story.attempts and story.heard.text == case.expected.text and not story.deleted
+        whole = story.attempts and story.reply.text == case.expected.text and not story.deleted
         if case.then is not None and story.manner.stored and whole and self._chance(0.6):
             # Without a key: sent again after an interruption, it would be a turn behind another one.
             manner = self._manner(case.then)._replace(path="/api", stored=True, streamed=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from scripts.crash.findings import Findings
 from scripts.crash.http import Answer, Connection, Gone, read
-from scripts.crash.sent_request import Heard, Misheard, SentRequest, tag
+from scripts.crash.sent_request import Reply, SentRequest, WireViolation, tag
 from scripts.crash.server import Server
 
 MAX_TURNS = 5
@@ -88,8 +88,8 @@ class Traffic:
         self.sent.append(sent)
         try:
             await self._ask(server.port, sent)
-        except Misheard as error:
-            sent.misheard = str(error)
+        except WireViolation as error:
+            sent.violation = str(error)
         self._rest(sent)
         if sent.refused:
             await asyncio.sleep(_PAUSE_S)
@@ -103,18 +103,18 @@ class Traffic:
         except Gone:
             self.to_repeat.append(first)
             raise
-        except Misheard as error:
-            again.misheard = str(error)
+        except WireViolation as error:
+            again.violation = str(error)
         if again.refused or again.left:
             return
-        same = again.request_id == first.request_id and again.heard.text == first.heard.text
+        same = again.request_id == first.request_id and again.reply.text == first.reply.text
         what = "a key finds the answer that was completed before a crash"
-        facts = {"id": first.request_id, "found": again.request_id, "misheard": again.misheard}
-        self._findings.check(same and again.misheard is None and again.heard.done, what, **facts)
+        facts = {"id": first.request_id, "found": again.request_id, "violation": again.violation}
+        self._findings.check(same and again.violation is None and again.reply.done, what, **facts)
 
     def _rest(self, sent: SentRequest) -> None:
-        """The conversation of an answer heard to its end can have another turn."""
-        if sent.heard.done and sent.heard.error is None and sent.conversation_id is not None:
+        """The conversation of an answer received to its end can have another turn."""
+        if sent.reply.done and sent.reply.error is None and sent.conversation_id is not None:
             self.at_rest(sent.conversation_id)
 
     def at_rest(self, conversation_id: str, *, first: bool = False) -> None:
@@ -150,7 +150,7 @@ class Traffic:
             scripted=self._engine.scripted,
             key=f"key-{number}" if self._chance(0.5) else None,
             continues=conversation_id,
-            heard=Heard(counted=not self._engine.scripted),
+            reply=Reply(counted=not self._engine.scripted),
         )
         if conversation_id is not None:
             sent.body["conversation_id"] = conversation_id
@@ -189,7 +189,7 @@ class Traffic:
     # Asking
 
     async def _ask(self, port: int, sent: SentRequest) -> None:
-        """Send a request and hear its answer, as far as this client cares to. Raises Gone, Misheard."""
+        """Send a request and receive its answer, as far as this client reads. Raises Gone, WireViolation."""
         keyed = {"x-resume": "1"} | ({} if sent.key is None else {"idempotency-key": sent.key})
         sent.sent_at_s = time.monotonic()
         async with await Connection.to(port) as connection:
@@ -202,16 +202,16 @@ class Traffic:
             self._check_place(sent, answer)
             sent.conversation_id = answer.headers.get("x-conversation-id")
             if not sent.body.get("stream"):
-                _hear_whole(sent.heard, await answer.json())
+                _receive_whole(sent.reply, await answer.json())
                 return
-            left = await self._listen(sent, answer)
+            left = await self._receive_stream(sent, answer)
         if left == "stop":
             async with await Connection.to(port) as connection:
                 path = f"{sent.path}/chat/completions/{sent.request_id}/cancel"
                 await (await connection.ask("POST", path)).json()
             sent.cancelled = True
         if left in ("stop", "return"):
-            await self._come_back(port, sent)
+            await self._resume_stream(port, sent)
 
     def _check_place(self, sent: SentRequest, answer: Answer) -> None:
         check = self._findings.check
@@ -222,27 +222,27 @@ class Traffic:
             another = sent.request_id != sent.repeats.request_id
             check(another, "the key of an interrupted request starts anew", id=sent.request_id)
 
-    async def _listen(self, sent: SentRequest, answer: Answer) -> str | None:
-        """Hear the stream; None at its end, or how the client left it."""
+    async def _receive_stream(self, sent: SentRequest, answer: Answer) -> str | None:
+        """Receive the stream; None at its end, or how the client left it."""
         leaves_as = self._rng.choices([None, "leave", "return", "stop"], [82, 6, 6, 6])[0]
         leaves_at = self._rng.randint(0, sent.length)
         async for event in answer.events():
-            sent.heard.add(event, time.monotonic())
-            if leaves_as is not None and sent.heard.tokens >= leaves_at and not sent.heard.done:
+            sent.reply.add(event, time.monotonic())
+            if leaves_as is not None and sent.reply.tokens >= leaves_at and not sent.reply.done:
                 sent.left = True
                 return leaves_as
         return None
 
-    async def _come_back(self, port: int, sent: SentRequest) -> None:
+    async def _resume_stream(self, port: int, sent: SentRequest) -> None:
         """Attach where the client had left."""
         await asyncio.sleep(self._rng.uniform(0, 0.3))
         path = f"{sent.path}/chat/completions/{sent.request_id}"
-        back = {"accept": "text/event-stream", "last-event-id": str(sent.heard.last_id)}
+        back = {"accept": "text/event-stream", "last-event-id": str(sent.reply.last_id)}
         async with read(port, path, back) as answer:
             if self._findings.check(answer.status == 200, "a live stream is found again", id=sent.request_id):
                 sent.left = False
                 async for event in answer.events():
-                    sent.heard.add(event, time.monotonic())
+                    sent.reply.add(event, time.monotonic())
 
     async def _refused(self, sent: SentRequest, answer: Answer) -> None:
         sent.request_id = answer.headers.get("x-request-id")
@@ -269,13 +269,13 @@ def _again(first: SentRequest) -> SentRequest:
         key=first.key,
         continues=first.continues,
         repeats=first,
-        heard=Heard(counted=first.heard.counted),
+        reply=Reply(counted=first.reply.counted),
     )
 
 
-def _hear_whole(heard: Heard, completion: dict[str, Any]) -> None:
-    heard.request_id = completion["id"]
+def _receive_whole(reply: Reply, completion: dict[str, Any]) -> None:
+    reply.request_id = completion["id"]
     for choice in completion["choices"]:
-        heard.add_choice(choice["index"], choice["message"]["content"], choice["finish_reason"])
-    heard.usage = completion["usage"]
-    heard.done = True
+        reply.add_choice(choice["index"], choice["message"]["content"], choice["finish_reason"])
+    reply.usage = completion["usage"]
+    reply.done = True

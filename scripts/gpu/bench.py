@@ -31,7 +31,7 @@ def run(check: Checkup) -> None:
         arguments += ["--streams", STREAMS, "--pairs", str(check.options.pairs), "--rounds", "2"]
     arguments += _served(check)
     try:
-        run_tool(arguments, check.left_s(), check.work / "bench.log", heard=check.tell)
+        run_tool(arguments, check.left_s(), check.work / "bench.log", on_line=check.tell)
     finally:  # cut short, it has written the pairs that it has
         if file.exists():
             keep(check, json.loads(file.read_text()))

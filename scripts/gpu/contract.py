@@ -27,7 +27,7 @@ def run(check: Checkup) -> None:
     """See the module."""
     seen, reasons = Counter[str](), dict[str, str]()
 
-    def heard(line: str) -> None:
+    def on_line(line: str) -> None:
         if outcome := OUTCOME.match(line):
             name, how = outcome.groups()
             seen[how] += 1
@@ -44,7 +44,7 @@ def run(check: Checkup) -> None:
     arguments += ["-k", "not overlap", "-m", "not sglang" if check.options.dry_run else "sglang"]
     env = {ARGS_VARIABLE: json.dumps(small_pool(check.options)), "COLUMNS": "300"}
     try:
-        run_tool(arguments, check.left_s(), check.work / "pytest.log", heard=heard, env=env)
+        run_tool(arguments, check.left_s(), check.work / "pytest.log", on_line=on_line, env=env)
     except ToolFailed as exc:
         check.holds("the suite comes to its end", str(exc).partition("\n")[0][-200:], "yes", holds=False)
         raise

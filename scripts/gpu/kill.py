@@ -32,7 +32,7 @@ def run(check: Checkup) -> None:
     arguments += ["--tokens", "60" if dry else "400", "--dtype", "float32" if dry else "bfloat16"]
     arguments += [] if dry else ["--mix"]
     arguments += engine_args.options(small_pool(check.options))
-    printed = run_tool(arguments, check.left_s(), check.work / "kill.log", heard=check.tell)
+    printed = run_tool(arguments, check.left_s(), check.work / "kill.log", on_line=check.tell)
     result = json.loads(printed.strip().splitlines()[-1])
     check.keep("result", result)
     check.find(*(unjudged(name.replace("_", " "), result[name]) for name in FIGURES))

@@ -140,26 +140,26 @@ def _streamed(model: str, **parameters: Any) -> dict[str, Any]:
 
 
 async def _stream(check: Checkup, port: int, model: str) -> None:
-    heard = await Client(port, _streamed(model)).run()
+    reply = await Client(port, _streamed(model)).run()
     check.holds(
-        "a stream ends with [DONE]", heard.error or heard.done, "True", heard.done and not heard.error
+        "a stream ends with [DONE]", reply.error or reply.done, "True", reply.done and not reply.error
     )
-    check.holds("its tokens", heard.tokens, str(TOKENS), heard.tokens == TOKENS)
-    check.find(unjudged("first text, ms", f"{heard.first_text_s * 1e3:.0f}"))
+    check.holds("its tokens", reply.tokens, str(TOKENS), reply.tokens == TOKENS)
+    check.find(unjudged("first text, ms", f"{reply.first_text_s * 1e3:.0f}"))
 
 
 async def _resumed(check: Checkup, port: int, model: str) -> None:
     client = Client(port, _streamed(model, max_tokens=10 * TOKENS))
     running = asyncio.create_task(client.run())
-    while client.heard.tokens < RESUME_AT and not running.done():  # noqa: ASYNC110  # per token
+    while client.reply.tokens < RESUME_AT and not running.done():  # noqa: ASYNC110  # per token
         await asyncio.sleep(0.001)
     client.drop()
-    heard = await running
+    reply = await running
     replayed = await client.replay()
-    increasing = all(a < b for a, b in zip(heard.ids, heard.ids[1:], strict=False))
-    check.holds("drops of a client, resumed with Last-Event-ID", heard.drops, "1", heard.drops == 1)
+    increasing = all(a < b for a, b in zip(reply.ids, reply.ids[1:], strict=False))
+    check.holds("drops of a client, resumed with Last-Event-ID", reply.drops, "1", reply.drops == 1)
     check.holds("its ids", "increasing" if increasing else "not increasing", "increasing", increasing)
-    same = heard.done and heard.text == replayed.text
+    same = reply.done and reply.text == replayed.text
     check.holds("its text is the replay's", same, "True", same)
 
 

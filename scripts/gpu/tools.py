@@ -26,11 +26,11 @@ def run_tool(
     limit_s: float,
     log: Path,
     *,
-    heard: Callable[[str], None] = lambda _line: None,
+    on_line: Callable[[str], None] = lambda _line: None,
     env: Mapping[str, str] | None = None,
     statuses: Sequence[int] = (0, 1),
 ) -> str:
-    """Run `python ARGUMENTS`; what it printed. `heard` gets each line of both streams as it comes.
+    """Run `python ARGUMENTS`; what it printed. `on_line` gets each line of both streams.
 
     Raises ToolFailed with the end of its log where it ran past the limit, or ended with another status.
     """
@@ -57,7 +57,7 @@ def run_tool(
                     lines.append(line)
                     kept.write(line)
                     kept.flush()
-                    heard(line.rstrip("\n"))
+                    on_line(line.rstrip("\n"))
 
         readers = [
             threading.Thread(target=read, args=(stream, lines), daemon=True)

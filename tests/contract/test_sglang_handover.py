@@ -104,8 +104,8 @@ def test_output_after_the_end_is_dropped_and_reported() -> None:
     desk.take(("a-000", "b", [2], None, 2), ("nobodys-000", "c", [3], None, 1))
     assert (sink.text, sink.finish) == ("a", {"type": "stop"})
     assert desk.reports == [
-        ("a-000", "output after its end"),
-        ("nobodys-000", "output after its end"),
+        ("a-000", "output after the final delta"),
+        ("nobodys-000", "output after the final delta"),
     ]
 
 

@@ -103,12 +103,12 @@ def test_api_docs_name_every_key_of_a_message_that_is_dropped():
     rows = rows_below("docs/api.md", "| where | keys that are dropped |")
     documented = {where: set(re.findall(r"`(\w+)`", keys)) for where, keys in rows.items()}
     assert documented == {
-        "any message": messages.TAKEN,
-        "an assistant's message": messages.TAKEN_OF_ASSISTANT,
-        "a part": messages.TAKEN_OF_PART,
-        "an `image_url`": messages.TAKEN_OF_IMAGE,
-        "a tool call": messages.TAKEN_OF_CALL,
-        "a function of a tool call": messages.TAKEN_OF_FUNCTION,
+        "any message": messages.ACCEPTED,
+        "an assistant's message": messages.ACCEPTED_OF_ASSISTANT,
+        "a part": messages.ACCEPTED_OF_PART,
+        "an `image_url`": messages.ACCEPTED_OF_IMAGE,
+        "a tool call": messages.ACCEPTED_OF_CALL,
+        "a function of a tool call": messages.ACCEPTED_OF_FUNCTION,
     }
 
 

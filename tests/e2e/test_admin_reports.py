@@ -33,7 +33,7 @@ def saw(served: Served, text: str, owner: str, key_id: str | None = None) -> Non
     messages = [{"role": "system", "content": text}, {"role": "user", "content": "hi"}]
     request = ChatRequest("req_1", owner, "scripted", {"messages": messages}, 0)
     prompt = Prompt(list(range(200)), 10, None)
-    served.runtime.prefixes.saw(request, prompt, Counts(200, 1, 0), key_id=key_id)
+    served.runtime.prefixes.record(request, prompt, Counts(200, 1, 0), key_id=key_id)
 
 
 async def listed(served: Served, path: str, key: NewKey | None = None) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ async def test_abuse_is_listed_and_counted(serve: Serve):
     await served.runtime.database.write(write)
     for network in range(12):
         key = Key("tr-c", "cem", KeyTerms("cem"), 0)
-        served.runtime.abuse.addresses.saw(key, f"10.0.{network}.1")
+        served.runtime.abuse.addresses.record(key, f"10.0.{network}.1")
     flags = await listed(served, "/api/admin/abuse")
     assert [(flag["kind"], flag["owner"], flag["key"]) for flag in flags] == [
         ("spike", "ann", None),

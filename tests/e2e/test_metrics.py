@@ -306,7 +306,7 @@ async def test_a_reader_that_breaks_is_explained(serve: Serve, monkeypatch: pyte
         raise RuntimeError
 
     monkeypatch.setattr("app.stream.token_stream.TokenStream.append", broken)
-    monkeypatch.setattr("app.pipeline.trace.Trace.saw", lambda _trace, _delta: None)
+    monkeypatch.setattr("app.pipeline.trace.Trace.record", lambda _trace, _delta: None)
     await served.post(chat())
     samples = await balanced(served)
     assert of_model(samples, "unread_tokens_total") == 1

@@ -268,5 +268,5 @@ async def test_the_key_of_an_abandoned_answer_gives_that_answer(serve: Serve):
     assert again.id == stream_id
     assert transcript.content() == "".join(scripted_text(0, 0, tokens))
     whole = await served.call("GET", f"{V1}/{stream_id}", **headers)
-    assert whole.json()["abandoned"]["message"].startswith("The client left and did not come back in time")
+    assert whole.json()["abandoned"]["message"].startswith("The client left and did not return in time")
     assert len(served.logged("request")) == 1

@@ -30,7 +30,7 @@ def test_eight_kills_leave_true_streams_and_balanced_books(tmp_path):
     assert result["ends"]["interrupted"] > 40
     assert result["ends"]["length"] > 20
     assert 0 < result["worst_shortfall_s"] < 1.5
-    assert result["most_billed_beyond_heard_tokens"] == 0
+    assert result["most_billed_beyond_received_tokens"] == 0
 
 
 @pytest.mark.sglang

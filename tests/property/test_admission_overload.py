@@ -15,7 +15,7 @@ from tests.support.admissions import TUNING, Node, Seen, Service, key_of, percen
 
 MINUTES_5 = 300
 MINUTES_3 = 180
-SOON = QueueBounds(soon_s=0.8)
+SOON = QueueBounds(max_expected_s=0.8)
 """As the settings say: 0.4 of a TTFT target of 2 s."""
 SMALL = Service(16_384, prefill_tokens_per_s=6000, step_s=0.02, step_per_request_s=0.0007, quantum=2)
 """As a small model on two cores."""

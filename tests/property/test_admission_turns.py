@@ -127,7 +127,7 @@ def test_backlogged_keys_that_are_sent_away(insists: bool, weight: float) -> Non
     sizes = {"short": ((40, 120), (20, 60)), "long": ((400, 1200), (100, 400))}
 
     async def main() -> None:
-        node = Node(LIKE_TWO_CORES, QueueBounds(soon_s=0.8))
+        node = Node(LIKE_TWO_CORES, QueueBounds(max_expected_s=0.8))
 
         async def client(name: str, weight: float) -> None:
             prompt, tokens = (_between(node.rng, ends) for ends in sizes[name])

@@ -21,7 +21,7 @@ async def checkpoint_often(served: Served, *, unit_s: float = 10.0, stream_s: fl
     served.runtime.database._patience_s = unit_s
     journal = served.runtime.journal
     await journal.aclose()
-    journal._checkpoint_s, journal._patience_s = 0.02, stream_s
+    journal._checkpoint_s, journal._max_outage_s = 0.02, stream_s
     journal.start()
 
 

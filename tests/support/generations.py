@@ -39,7 +39,7 @@ from app.store.database import Database
 from app.store.ledger import Terms
 from app.stream.ring import Ring
 from app.stream.token_stream import TokenStream
-from app.stream.transcript import ChoiceMessage, answers
+from app.stream.transcript import ChoiceMessage, build_messages
 from tests.support.sse_client import until
 
 MODEL = "llama"
@@ -465,7 +465,7 @@ def conversing(content: str = "hello", **fields: Any) -> ChatRequest:
 
 def answer_of(stream: TokenStream, choice: int = 0) -> ChoiceMessage:
     """What was released of a choice."""
-    return answers(*stream.held()).get(choice, ChoiceMessage())
+    return build_messages(*stream.held()).get(choice, ChoiceMessage())
 
 
 def text_of(stream: TokenStream, choice: int = 0) -> str:

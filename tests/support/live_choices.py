@@ -118,6 +118,6 @@ class FakeEngine:
         """See Restartable."""
         self.is_back = True
 
-    def given_up(self, reason: str) -> None:
+    def fail_permanently(self, reason: str) -> None:
         """See Restartable."""
         self.reason = reason

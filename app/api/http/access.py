@@ -51,13 +51,13 @@ class Access:
 
         return handle
 
-    def in_turn(self, handler: Handler, *, admin: bool = False) -> Endpoint:
-        """The same, and one request of an owner at a time: for routes that read the store and no body."""
+    def one_at_a_time(self, handler: Handler, *, admin: bool = False) -> Endpoint:
+        """Like `paced`, one request of an owner at a time: for routes that read the store and no body."""
 
         async def handle(request: Request) -> ASGIApp:
             caller = self._gatekeeper.admin(request) if admin else self._gatekeeper.caller(request)
             self._reads.charge(caller.owner, caller.key)
-            async with self._reads.turn(caller.owner):
+            async with self._reads.slot(caller.owner):
                 return await handler(request, caller)
 
         return handle

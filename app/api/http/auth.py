@@ -93,7 +93,7 @@ class Gatekeeper:
         if stored is None:
             named = self._keys.get(key[:ID_CHARS])  # an id is no secret; what is not a key's may be anything
             request.scope[KEY_ID] = None if named is None else named.id
-            # The same for all, so that nobody learns which keys there are, or were.
+            # One message for all, so that no client learns which keys exist or existed.
             raise Unauthorized("The API key is not valid: unknown, expired, or revoked.")
         if stored.terms.rpm is not None or stored.terms.tpm is not None:
             request.scope[LIMITED_KEY] = stored
@@ -101,7 +101,7 @@ class Gatekeeper:
 
     def _check_loaded(self) -> None:
         if not self._keys.loaded:
-            raise EngineNotReady("The server cannot take requests yet: it opens its store; try again.")
+            raise EngineNotReady("The server cannot take requests yet: its store is being opened; try again.")
 
 
 def _bearer(header: str) -> str:
@@ -122,7 +122,7 @@ def _check_local(request: Request, listed: Collection[str]) -> None:
     through = _proxy_sign(request)
     if through is not None:
         raise Forbidden(
-            f"This request came through a proxy ({through}), and without API keys this server answers"
+            f"This request arrived through a proxy ({through}), and without API keys this server answers"
             " local requests only. Make a key with `tokenring keys create`, and send it."
         )
     headers = request.headers
@@ -139,7 +139,7 @@ def _check_local(request: Request, listed: Collection[str]) -> None:
         foreign = not _OWN_PAGES.issuperset(headers.getlist("sec-fetch-site"))
     if foreign:
         raise Forbidden(
-            "Without API keys this server answers no web page of another origin, on this machine neither."
+            "Without API keys this server refuses web pages of another origin, even on this machine."
             " Name the page's origin in the setting cors_origins, or make a key with `tokenring keys create`."
         )
 

@@ -133,7 +133,7 @@ class Connections:
             open=len(self._open),
             closed=self._closed,
             refused=self._refused,
-            hint="raise ulimit -n or max_connections, or see who holds them",
+            hint="raise ulimit -n or max_connections, or check which clients hold them",
         )
         self._closed = self._refused = 0
         self._telling = asyncio.get_running_loop().call_later(LOG_EVERY_S, self._write)

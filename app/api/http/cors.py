@@ -16,7 +16,7 @@ from app.settings import SettingsError
 
 ANY = "*"
 _ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
-"""As browsers write it in `Origin`."""
+"""An origin as browsers write it in `Origin`."""
 METHODS = ("GET", "HEAD", "POST", "PATCH", "DELETE")
 _LIMIT_HEADERS = tuple(
     f"x-ratelimit-{what}-{unit}"
@@ -55,7 +55,7 @@ def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
 
 
 def parse_origins(text: str) -> tuple[str, ...]:
-    """The origins in the setting, commas between them; `*` alone stands for all. Raises SettingsError."""
+    """The comma-separated origins of the setting; `*` alone means all. Raises SettingsError."""
     origins = tuple(filter(None, (origin.strip() for origin in text.split(","))))
     if origins == (ANY,):
         return origins

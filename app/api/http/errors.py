@@ -51,7 +51,7 @@ class ErrorResponses:
         return self._answer(request, exc)
 
     async def _left(self, _request: Request, _exc: Exception) -> Response:
-        """Nobody is there to be answered: the client left, or was refused, before its body was complete."""
+        """The client left, or was refused, before its body was complete: no answer is read."""
         return Response(status_code=400)
 
     async def _routing(self, request: Request, exc: Exception) -> Response:
@@ -77,7 +77,7 @@ class ErrorResponses:
         if request_id is None:
             request_id = f"req_{secrets.token_hex(14)}"
             route = getattr(request.scope.get("route"), "path", None)
-            # Whoever has no key could else write the log full.
+            # A client without a key could otherwise fill the log.
             log = self._log if request.scope.get(OWNER) else self._unnamed
             log.info(
                 "refused",

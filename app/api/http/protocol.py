@@ -1,7 +1,7 @@
 """HTTP/1.1 on one connection: uvicorn's protocol, with bounds and our error body where it has none.
 
 uvicorn answers broken HTTP in plain text, takes headers of any size, and waits without end for the rest of
-a body that nobody reads. Here a connection either answers a request, or is closed after a time:
+an unread body. Here a connection either answers a request, or is closed after a time:
 
     waits for            | closed after       | the time begins
     its first head       | HEAD_TIMEOUT_S     | when it is open
@@ -9,7 +9,7 @@ a body that nobody reads. Here a connection either answers a request, or is clos
     the rest of a head   | HEAD_TIMEOUT_S     | with any byte after an answer
     the rest of a body   | body_timeout_s     | when a handler reads it (app.intake.bodies)
     the rest of a body   | DRAIN_S            | when it was answered unread
-    its answer to be read | twice stall_timeout_s | when the client takes no more of it
+    its answer to be read | twice stall_timeout_s | when the client reads no more of it
 """
 
 from __future__ import annotations
@@ -76,17 +76,17 @@ class Connection:
         self._chunked = False
 
     def ready(self) -> bool:
-        """See app.stream.reader.FrameSink."""
+        """True if the connection accepts frames without buffering."""
         return not self._flow.write_paused
 
     def write(self, *frames: bytes) -> None:
-        """See app.stream.reader.FrameSink. One HTTP chunk, one system call."""
+        """Write frames as one HTTP chunk, in one system call."""
         if not self._transport.is_closing():
             data = frames[0] if len(frames) == 1 else b"".join(frames)
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     async def drained(self) -> None:
-        """See app.stream.reader.FrameSink."""
+        """Wait until the connection accepts frames."""
         await self._flow.drain()
 
     def unread_s(self) -> float:
@@ -150,7 +150,7 @@ class Protocol(HttpToolsProtocol):
         on_refused: Callable[[int], None] = lambda _status: None,
         **kwargs: Any,
     ) -> None:
-        """`on_refused` is told the status of each answer that the application does not give."""
+        """`on_refused` receives the status of each answer that the application does not give."""
         super().__init__(*args, **kwargs)
         self._on_refused = on_refused
         self._connections = connections
@@ -261,7 +261,7 @@ class Protocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
-        """Keep a piece of the body."""
+        """Keep a chunk of the body."""
         if not self._refused:
             self._framing_bytes += (1 + _FRAMING_PER_BYTE) * len(body)
             super().on_body(body)
@@ -351,7 +351,7 @@ def _has_length(message: Message) -> bool:
 
 
 def _no_room() -> Unavailable:
-    return Unavailable("The server has as many connections as it can have; try again.", retry_after_s=2)
+    return Unavailable("All connections of the server are in use; try again.", retry_after_s=2)
 
 
 def _headers_too_large() -> HeadersTooLarge:

@@ -127,8 +127,8 @@ TABLES = (
         counter tokenring_continued_streams_total | streams | suspensions.num_continued
             Suspended streams that were continued by this process.
         counter tokenring_expired_streams_total | streams | suspensions.num_expired
-            Suspended streams that nobody asked for within `suspend_timeout_s`, settled at what was
-            released.
+            Suspended streams that no client resumed within `suspend_timeout_s`, settled at the
+            released tokens.
         gauge tokenring_ledger_differs | 0 or 1 | balance.differs
             Whether the bill of any request differs from what the engine handed over; 1 until the
             restart.
@@ -176,7 +176,7 @@ TABLES = (
         counter tokenring_safety_leaked_tokens_total | tokens | safety_counters.leaked_tokens
             Tokens of halted answers that were released after the token where the harm began.
         counter tokenring_safety_dropped_tokens_total | tokens | safety_counters.dropped_tokens
-            Tokens of halted answers that were held back and released to nobody.
+            Tokens of halted answers that were held back and never released.
         """,
     ),
     _table(
@@ -187,7 +187,7 @@ TABLES = (
         gauge tokenring_store_wal_bytes | bytes | wal_bytes
             Size of the write-ahead log; it grows while a reader holds a long transaction.
         gauge tokenring_suspended_streams | streams | num_suspended
-            Streams that the process before has suspended, and that nobody has asked for yet.
+            Streams that the previous process has suspended, and that no client has resumed yet.
         counter tokenring_http_responses_total | responses | responses | route status
             HTTP responses by route and status, refusals and wrong keys too. `route` is a template such
             as `/v1/models/{id:path}`, and `none` where no route was met.
@@ -227,7 +227,7 @@ TABLES = (
         counter tokenring_reasoning_tokens_total | tokens | usage.reasoning_tokens
             Generated tokens that are reasoning.
         counter tokenring_withheld_tokens_total | tokens | usage.withheld_tokens
-            Generated tokens that were released to nobody, and are not billed.
+            Generated tokens that were never released, and are not billed.
         counter tokenring_cost_micro_usd_total | micro-dollars | cost_micro_usd
             Cost of settled requests, at the prices stored with them.
         histogram tokenring_queue_seconds | seconds | queue
@@ -286,7 +286,7 @@ TABLES = (
         counter tokenring_admission_refused_total | requests | load_shedder.refused | tier code
             Requests refused for lack of capacity; with `queue_timeout` after their whole waiting time.
         counter tokenring_admission_appointments_total | requests | load_shedder.retry_slots | outcome
-            Refused requests that came back at the time of `Retry-After` (`kept`), or did not
+            Refused requests that returned at the time of `Retry-After` (`kept`), or did not
             (`missed`).
         counter tokenring_admission_unread_aborted_total | streams | num_unread_aborted
             Streams without a reader that were stopped because other requests waited for KV memory.
@@ -324,7 +324,7 @@ TABLES = (
         counter tokenring_handed_over_tokens_total | tokens | handed_over_tokens
             Token ids of the same requests, counted separately where the engine hands them over.
         counter tokenring_unread_tokens_total | tokens | unread_tokens
-            Token ids handed over, and neither released nor billed, because the generation broke off.
+            Token ids handed over, and neither released nor billed, because the generation was interrupted.
         counter tokenring_ledger_differing_requests_total | requests | differing_requests
             Requests whose bill differs from what the engine handed over.
         counter tokenring_ledger_drift_tokens_total | tokens | drift_tokens

@@ -1,4 +1,4 @@
-"""Answers of chat requests: `chat.completion.chunk` frames of a stream, and a `chat.completion` in one piece.
+"""Answers of chat requests: `chat.completion.chunk` frames of a stream, and a whole `chat.completion`.
 
     id: 7
     data: {"id":"chatcmpl-…","object":"chat.completion.chunk",…}
@@ -27,7 +27,7 @@ from app.stream.ring import (
     ToolStarted,
 )
 from app.stream.token_stream import TokenStream, usage_of
-from app.stream.transcript import ChoiceMessage, answers
+from app.stream.transcript import ChoiceMessage, build_messages
 
 RETRY_MS = 1000
 _FIELD = {"text": b'"content"', "reasoning": b'"reasoning_content"'}
@@ -58,7 +58,7 @@ class ChunkWire:
         self._openings: dict[TextTrack, bytes] = {}
 
     def text(self, event_id: int, track: TextTrack, text: bytes) -> bytes:
-        """See app.stream.token_stream.Wire. The token path: one dictionary look-up and one join."""
+        """The frame of a text event. The token path: one dictionary look-up and one join."""
         opening = self._openings.get(track)
         if opening is None:
             lead = _lead(reasoning=track.channel == "reasoning")
@@ -68,7 +68,7 @@ class ChunkWire:
         return b"id: %d\ndata: %b%b%b" % (event_id, opening, text, closing)
 
     def delta(self, last_id: int, parts: Sequence[TextRun]) -> bytes:
-        """See app.stream.token_stream.Wire."""
+        """The frames of one delta's text events."""
         if len(parts) == 1 and parts[0].logprobs is None and parts[0].counts is None:
             return self.text(last_id, parts[0].track, parts[0].text)
         return self._several(last_id, parts)
@@ -100,7 +100,7 @@ class ChunkWire:
         return b'{"index":%d,"delta":{%b}%b,"finish_reason":null}' % (choice, delta, logprobs)
 
     def special(self, event_id: int, event: ControlEvent) -> bytes:
-        """See app.stream.token_stream.Wire."""
+        """The frame of a control event."""
         match event:
             case Opened(n):
                 return self._opened(event_id, n)
@@ -174,7 +174,7 @@ def completion(stream: TokenStream) -> dict[str, Any]:
     if request.conversation_id is not None:
         answer |= {"conversation_id": request.conversation_id, "message_id": request.message_id}
     answer |= {event.field: event.value for event in specials if isinstance(event, Notice)}
-    choices = answers(parts, specials)
+    choices = build_messages(parts, specials)
     answer["choices"] = [_choice(i, choices[i], parts) for i in sorted(choices)]
     answer["usage"] = stream.usage
     return answer

@@ -1,4 +1,4 @@
-"""Answers of `/v1/completions`: `text_completion` objects, as frames of a stream and in one piece."""
+"""Answers of `/v1/completions`: `text_completion` objects, as frames of a stream and whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.api.openai.chat_completion import RETRY_MS, ChunkWire, logprob_entries
 from app.core import ChatRequest, known_finish
 from app.stream.ring import Notice, TextRun, TextTrack
 from app.stream.token_stream import TokenStream
-from app.stream.transcript import ChoiceMessage, answers
+from app.stream.transcript import ChoiceMessage, build_messages
 
 
 class CompletionWire(ChunkWire):
@@ -24,7 +24,7 @@ class CompletionWire(ChunkWire):
         self._closing = b'","logprobs":null,"finish_reason":null}' + self._tail
 
     def text(self, event_id: int, track: TextTrack, text: bytes) -> bytes:
-        """See app.stream.token_stream.Wire."""
+        """The frame of a text event."""
         opening = self._openings.get(track)
         if opening is None:
             opening = self._openings[track] = self._head + b'{"index":%d,"text":"' % track.choice
@@ -77,7 +77,7 @@ def text_completion(streams: Sequence[TokenStream]) -> dict[str, Any]:
         if len(streams) == 1:
             answer |= notices
             notices = {}
-        for index, choice in sorted(answers(parts, specials).items()):
+        for index, choice in sorted(build_messages(parts, specials).items()):
             place = number * stream.request.n + index
             answer["choices"].append(_whole_choice(place, choice, logprob_entries(index, parts)) | notices)
     answer["usage"] = _total([stream.usage or {} for stream in streams])

@@ -50,7 +50,7 @@ class AdminKeyRoutes:
         return _answer(as_json(await self._write(lambda c: keys.change(c, key_id, terms)), at_us))
 
     async def revoke(self, request: Request, _caller: Caller) -> Response:
-        """DELETE {id}: end it for good."""
+        """DELETE {id}: revoke the key permanently."""
         at_us, key_id = now_us(), request.path_params["id"]
         return _answer(as_json(await self._write(lambda c: keys.revoke(c, key_id, at_us)), at_us))
 
@@ -62,9 +62,9 @@ class AdminKeyRoutes:
         return _answer(issued_as_json(issued, at_us))
 
     async def _write(self, unit: Callable[[Connection], T]) -> T:
-        """Do it, and see it: the next request is judged by it."""
+        """Write a unit, and reload the key table: the next request is judged by it."""
         outcome = await self._database.write(unit)
-        # It is done, and a new key is told only once: then it is seen when the store can be read.
+        # The change is stored, and a new key is shown only once: it must not fail on a later read.
         with contextlib.suppress(StorageUnavailable):
             await self._table.load()
         return outcome

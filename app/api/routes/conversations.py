@@ -20,7 +20,7 @@ from app.runtime import Runtime
 from app.store import conversation_list, indexing
 from app.store.conversation_view import MessagePage, Outline, page
 from app.store.export import FORMATS, VIEW, Format, file_name
-from app.stream.transcript import answers
+from app.stream.transcript import build_messages
 
 
 class ConversationRoutes:
@@ -97,29 +97,29 @@ class ConversationRoutes:
     async def _written(
         self, owner: str, outline: Outline, layout: Format, headers: Mapping[str, str] | None = None
     ) -> Response:
-        """A response in one piece where a page holds all; else a page is read once the last was taken.
+        """A whole response where a page holds all; else a page is read once the last was sent.
 
-        Each of these pages waits for its own turn at the store: the handler's ends with the first.
+        Each of these pages waits for its own slot at the store: the handler's ends with the first.
         """
         first = await self._page(owner, outline, 0)
-        pieces = self._pieces(owner, outline, layout, first)
+        chunks = self._chunks(owner, outline, layout, first)
         if first.next_start is not None:
-            return StreamingResponse(pieces, media_type=layout.media_type, headers=headers)
-        body = b"".join([piece async for piece in pieces])
+            return StreamingResponse(chunks, media_type=layout.media_type, headers=headers)
+        body = b"".join([chunk async for chunk in chunks])
         return Response(body, media_type=layout.media_type, headers=headers)
 
-    async def _pieces(
+    async def _chunks(
         self, owner: str, outline: Outline, layout: Format, page: MessagePage
     ) -> AsyncIterator[bytes]:
         yield layout.head(outline)
         separator = b""
         while True:
             if page.messages:
-                yield separator + await asyncio.to_thread(layout.piece, page.messages)
+                yield separator + await asyncio.to_thread(layout.render, page.messages)
                 separator = layout.separator
             if page.next_start is None:
                 break
-            async with self._reads.turn(owner):  # the first page's, where it had one, is over
+            async with self._reads.slot(owner):  # the first page's, where it had one, is over
                 page = await self._page(owner, outline, page.next_start)
         yield layout.tail
 
@@ -134,5 +134,5 @@ class ConversationRoutes:
         """Put in what a live answer has said."""
         stream = self._streams.find(message["request_id"], owner)
         if stream is not None:
-            live = answers(*stream.held()).get(message["choice"])
+            live = build_messages(*stream.held()).get(message["choice"])
             message |= live.message if live is not None else {}

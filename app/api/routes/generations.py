@@ -29,7 +29,7 @@ class GenerationRoutes:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
         after = last_event_id(request)
         wants_plain(request)  # a wrong value is refused before a suspended answer is continued
-        await self._intake.turn(caller)
+        await self._intake.wait_for_tick(caller)
         stream = await self._find(request, caller, after)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=_headers(stream))
@@ -70,7 +70,7 @@ class GenerationRoutes:
         )
 
     def _response(self, request: Request, opened: Opened) -> Response | EventStream:
-        """The answer in one piece, or as events; 204 where the client has received all of them."""
+        """The whole answer, or its events; 204 where the client has received all of them."""
         headers, reader = _headers(opened.stream), opened.reader
         if reader is None:
             return JSONResponse(opened.answer, headers=headers)

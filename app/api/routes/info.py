@@ -43,7 +43,7 @@ class InfoRoutes:
         self._check_ready = runtime.check_ready
 
     async def model_info(self, _request: Request, caller: Caller) -> Response:
-        """The first model that the caller may use. Where its files are is told to admins."""
+        """The first model that the caller may use. Admins see the path of its files."""
         backend = self._backend(caller.models)
         card = backend.engine.model
         path = model_path(self._settings) if caller.is_admin and backend is self._backends.large else None
@@ -60,7 +60,7 @@ class InfoRoutes:
         )
 
     async def server_info(self, _request: Request, caller: Caller) -> Response:
-        """The same model's sizes; to admins also the settings in force, without secrets, and the load."""
+        """The sizes of that model; for admins also the settings in force, without secrets, and the load."""
         backend = self._backend(caller.models)
         card = backend.engine.model
         body: dict[str, Any] = {

@@ -19,7 +19,7 @@ from app.intake.client import Client
 from app.metering.estimate import texts_estimate
 from app.metering.limits import Lease, Limiter
 from app.safety import moderation
-from app.safety.prompt.prompt_screen import QUICK_CHARS
+from app.safety.prompt.prompt_screen import FAST_CHARS
 from app.safety.session.service import SafetyService
 
 MAX_BYTES = ROOM_BYTES + 6 * MAX_CHARS
@@ -27,7 +27,7 @@ MAX_BYTES = ROOM_BYTES + 6 * MAX_CHARS
 LONG_AT_ONCE = 1
 SHORT_AT_ONCE = 2
 """Texts at the screen at the same time. Chat shares its thread, and waits for so many slices at most, of
-different callers; what is read whole in a slice or two does not wait for what takes seconds."""
+different callers; a text of one or two slices does not wait for one that takes seconds."""
 MAX_WAITING = 256
 """Requests of a caller in progress: pipelines send hundreds of short ones at once."""
 MAX_WAITING_TOTAL = 1_024
@@ -71,7 +71,7 @@ class ModerationRoutes:
         judge = partial(self._safety.prompts.moderate, policy=policy, owner=caller.owner)
         with self._requests.enter(caller.owner):
             client = Client(request.receive)
-            return await client.while_here(self._results(judge, texts, caller.owner), "moderation")
+            return await client.until_disconnect(self._results(judge, texts, caller.owner), "moderation")
 
     async def _results(
         self,
@@ -79,11 +79,11 @@ class ModerationRoutes:
         texts: Sequence[str],
         owner: str,
     ) -> list[moderation.Result]:
-        """A result for each text; callers take turns, text by text."""
+        """A result for each text; callers alternate, text by text."""
         results = []
         for text in texts:
-            gate = self._short if len(text) <= QUICK_CHARS else self._long
+            gate = self._short if len(text) <= FAST_CHARS else self._long
             async with gate.place(owner):
                 results.append(await judge(text))
-            await asyncio.sleep(0)  # what is known already is found without waiting
+            await asyncio.sleep(0)  # remembered texts are judged without waiting
         return results

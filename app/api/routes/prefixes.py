@@ -18,7 +18,7 @@ _MICRO = 1_000_000
 
 
 class PrefixRoutes:
-    """Handlers of `/api/admin/prefixes` and `/api/prefixes`. Text is for its owner, who asks for it."""
+    """Handlers of `/api/admin/prefixes` and `/api/prefixes`. Text is shown to its owner, on request."""
 
     def __init__(self, report: PrefixReport) -> None:
         self._report = report

@@ -27,7 +27,7 @@ REFUSED: Mapping[str, tuple[str, bool | str]] = {
     "echo": ("the prompt is not repeated in the answer, and its tokens have no logprobs", False),
     "suffix": ("no model here fills in the middle", ""),
 }
-"""Why they are refused, and the value that asks for nothing and passes."""
+"""Refused parameters: the reason, and the neutral value that passes."""
 CHAT_ONLY = (
     "messages",
     "max_completion_tokens",
@@ -64,7 +64,7 @@ class CompletionRequest:
         return self.template.model
 
     def place(self, index: int) -> str:
-        """How errors name a prompt: by its index, where there are several."""
+        """The name of a prompt in errors: with its index, where there are several."""
         return f"prompt[{index}]" if len(self.prompts) > 1 else "prompt"
 
     def as_chat(self, index: int, prompt: RawPrompt, request_id: str) -> ChatRequest:

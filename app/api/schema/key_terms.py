@@ -100,7 +100,7 @@ def as_json(key: Key, at_us: int) -> dict[str, Any]:
 
 
 def issued_as_json(issued: NewKey, at_us: int) -> dict[str, Any]:
-    """The same with the key itself, this once."""
+    """A new key's terms with its secret, shown only here."""
     return {"id": issued.key.id, "key": issued.text, **as_json(issued.key, at_us)}
 
 

@@ -2,7 +2,7 @@
 
 Store, screens, estimates and templates read the same normalised messages: known keys only, no nulls.
 An answer may be sent back as any SDK dumps it, and so may a message of `GET /api/conversations/{id}`:
-what is in them that no model reads (TAKEN) is taken and dropped. Anything else is refused by name.
+what is in them that no model reads (ACCEPTED) is taken and dropped. Anything else is refused by name.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ SERVERS_OWN = frozenset(
     }
 )
 """Keys that this server's own messages have, in a conversation or an answer."""
-TAKEN = SERVERS_OWN | {
+ACCEPTED = SERVERS_OWN | {
     "cache_control",  # Anthropic's, set by LangChain, LiteLLM and others whatever the server
     "provider_specific_fields",  # LiteLLM
 }
 """Keys of any message that are taken and dropped."""
-TAKEN_OF_ASSISTANT = frozenset(
+ACCEPTED_OF_ASSISTANT = frozenset(
     {
         "refusal",  # OpenAI, as are the next three
         "annotations",
@@ -56,19 +56,19 @@ TAKEN_OF_ASSISTANT = frozenset(
         "logprobs",
     }
 )
-TAKEN_OF_PART = frozenset({"cache_control", "annotations", "citations", "id", "index", "logprobs"})
-TAKEN_OF_CALL = frozenset({"index", "cache_control", "provider_specific_fields", "extra_content"})
-TAKEN_OF_FUNCTION = frozenset({"parsed_arguments", "provider_specific_fields"})
-TAKEN_OF_IMAGE = frozenset({"format"})
+ACCEPTED_OF_PART = frozenset({"cache_control", "annotations", "citations", "id", "index", "logprobs"})
+ACCEPTED_OF_CALL = frozenset({"index", "cache_control", "provider_specific_fields", "extra_content"})
+ACCEPTED_OF_FUNCTION = frozenset({"parsed_arguments", "provider_specific_fields"})
+ACCEPTED_OF_IMAGE = frozenset({"format"})
 """LiteLLM's media type of the image, which its data URL has too."""
 
 _KEYS: Mapping[str, frozenset[str]] = {
-    role: frozenset({"role", "content", "name"}) | TAKEN for role in ROLES
+    role: frozenset({"role", "content", "name"}) | ACCEPTED for role in ROLES
 } | {
     "assistant": frozenset({"role", "content", "name", "tool_calls", "reasoning_content", "reasoning"})
-    | TAKEN
-    | TAKEN_OF_ASSISTANT,
-    "tool": frozenset({"role", "content", "name", "tool_call_id"}) | TAKEN,
+    | ACCEPTED
+    | ACCEPTED_OF_ASSISTANT,
+    "tool": frozenset({"role", "content", "name", "tool_call_id"}) | ACCEPTED,
 }
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "audio", "reasoning_content", "reasoning")
 """The fields that an assistant's message may have where its content is null."""
@@ -147,11 +147,11 @@ def _content_part(content_part: Any, where: str, role: str) -> dict[str, Any]:
     kind = content_part.get("type")
     check_kind(f"{where}.type", kind, str)
     if kind == "text" or (kind == "refusal" and role == "assistant"):
-        sent = fields_of(content_part, where, {"type", kind} | TAKEN_OF_PART)
+        sent = fields_of(content_part, where, {"type", kind} | ACCEPTED_OF_PART)
         check_kind(f"{where}.{kind}", sent.get(kind), str)
         return {"type": "text", "text": sent[kind]}
     if kind == "image_url":
-        sent = fields_of(content_part, where, {"type", "image_url"} | TAKEN_OF_PART)
+        sent = fields_of(content_part, where, {"type", "image_url"} | ACCEPTED_OF_PART)
         return {"type": "image_url", "image_url": _image(sent.get("image_url"), f"{where}.image_url")}
     raise BadRequest(
         f"{where} is a part of type {shown(kind)}; text and image_url parts are served. Remove it.",
@@ -162,7 +162,7 @@ def _content_part(content_part: Any, where: str, role: str) -> dict[str, Any]:
 
 def _image(image: Any, where: str) -> dict[str, str]:
     check_kind(where, image, dict)
-    sent = fields_of(image, where, {"url", "detail"} | TAKEN_OF_IMAGE)
+    sent = fields_of(image, where, {"url", "detail"} | ACCEPTED_OF_IMAGE)
     check_kind(f"{where}.url", sent.get("url"), str)
     result = {"url": sent["url"]}
     if "detail" in sent:
@@ -190,7 +190,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
             code="unsupported_content",
             param=where,
         )
-    sent = fields_of(call, where, {"id", "type", "function"} | TAKEN_OF_CALL)
+    sent = fields_of(call, where, {"id", "type", "function"} | ACCEPTED_OF_CALL)
     result: dict[str, Any] = {}
     if "id" in sent:
         result["id"] = bounded_text(sent["id"], f"{where}.id", MAX_ID_CHARS)
@@ -199,7 +199,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 def _function(function: Any, where: str) -> dict[str, str]:
     check_kind(where, function, dict)
-    sent = fields_of(function, where, {"name", "arguments"} | TAKEN_OF_FUNCTION)
+    sent = fields_of(function, where, {"name", "arguments"} | ACCEPTED_OF_FUNCTION)
     if "arguments" in sent:
         check_kind(f"{where}.arguments", sent["arguments"], str, dict)
     name = bounded_text(sent.get("name"), f"{where}.name", MAX_NAME_CHARS)

@@ -189,7 +189,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     # Refused
     "modalities": _refused("other than text are not served", ["text"]),
     "audio": _refused(_NO_MEDIA),
-    "web_search_options": _refused("there is no web search here"),
+    "web_search_options": _refused("web search is not available"),
     "functions": _refused("is deprecated; use tools", []),
     "function_call": _refused("is deprecated; use tool_choice", "none", "auto"),
     "priority": _refused(_OF_KEY, 0),
@@ -200,7 +200,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "session_id": _refused("use conversations instead of engine sessions"),
     "session_params": _refused("use conversations instead of engine sessions"),
     "custom_logit_processor": _refused("would run the caller's code in the engine"),
-    "stop_regex": _refused("a pattern that backtracks would stall everyone's generation; use stop"),
+    "stop_regex": _refused("a backtracking pattern would stall all generations; use stop"),
     "custom_params": _refused("belongs to custom_logit_processor"),
     "input_ids": _refused("send messages; the server renders them"),
     "task": _refused("belongs to models that this server does not serve"),
@@ -237,7 +237,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "prompt_logprobs": _refused(_NOT_RETURNED),
     "return_tokens_as_token_ids": _refused(_NOT_RETURNED, False),
     "return_tokens": _refused(_NOT_RETURNED, False),
-    "post_sampling_probs": _refused("probabilities come before sampling; use logprobs", False),
+    "post_sampling_probs": _refused("probabilities are taken before sampling; use logprobs", False),
     "n_probs": _refused("use logprobs and top_logprobs", 0),
     "truncate_prompt_tokens": _refused("a prompt is never shortened; send fewer messages"),
     "allowed_token_ids": _refused("use logit_bias, regex or ebnf"),
@@ -299,7 +299,7 @@ def check(name: str, value: Any, *, strict: bool = False) -> Parameter:
 
 
 def _is_same(value: Any, neutral: Any) -> bool:
-    """Whether two JSON values are equal; a truth value is no number."""
+    """True if two JSON values are equal; a truth value is no number."""
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
 
 

@@ -26,7 +26,7 @@ class Switch(NamedTuple):
     whole: bool = True
 
     def takes(self, value: Any) -> bool:
-        """Whether the template may be given this."""
+        """True if the template may be given this."""
         if isinstance(value, bool):
             return not self.words and self.minimum is None
         if isinstance(value, str):

@@ -11,7 +11,7 @@ from app.errors import BadRequest, UnsupportedParameter
 from app.messages import MAX_NAME_CHARS
 
 CHOICES = ("none", "auto", "required")
-TAKEN_OF_TOOL = frozenset({"cache_control"})
+ACCEPTED_OF_TOOL = frozenset({"cache_control"})
 """Fields of a tool or of its function that are taken and dropped: Anthropic's, set whatever the server."""
 _CHOICE = "tool_choice"
 
@@ -30,13 +30,13 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
             param=f"{where}.type",
         )
     check_kind(f"{where}.function", tool.get("function"), dict)
-    sent = fields_of(tool, where, {"type", "function", "defer_loading"} | TAKEN_OF_TOOL)
+    sent = fields_of(tool, where, {"type", "function", "defer_loading"} | ACCEPTED_OF_TOOL)
     function = _function(sent["function"], f"{where}.function")
     return {"type": "function", "function": function, **optional(sent, "defer_loading", where, bool)}
 
 
 def _function(source: Any, where: str) -> dict[str, Any]:
-    names = {"name", "description", "parameters", "strict", "defer_loading"} | TAKEN_OF_TOOL
+    names = {"name", "description", "parameters", "strict", "defer_loading"} | ACCEPTED_OF_TOOL
     sent = fields_of(source, where, names)
     return {
         "name": bounded_text(required(sent, "name", where, str), f"{where}.name", MAX_NAME_CHARS),
@@ -72,7 +72,7 @@ def chosen(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[Any, Sequen
 
 
 def is_forced(choice: Any) -> bool:
-    """Whether an answer has to be a call."""
+    """True if an answer has to be a call."""
     return choice == "required" or isinstance(choice, Mapping)
 
 
@@ -109,4 +109,4 @@ def _named(source: Any, where: str, tools: Sequence[Mapping[str, Any]]) -> str:
 
 def _check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
     if not tools:
-        raise BadRequest(f"{_CHOICE} wants a call, but there are no tools; send tools.", param=_CHOICE)
+        raise BadRequest(f"{_CHOICE} requires a call, but there are no tools; send tools.", param=_CHOICE)

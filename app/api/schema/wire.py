@@ -136,12 +136,12 @@ def _with_form(values: Mapping[str, Any], spelled: Mapping[str, str]) -> dict[st
     grammars = [name for name in _GRAMMARS if name in result]
     if grammars and forced:
         raise BadRequest(
-            f"{grammars[0]}: a call is wanted by tool_choice, whose form is the tool's; remove either.",
+            f"{grammars[0]}: tool_choice requires a call, whose format is the tool's; remove either.",
             param=grammars[0],
         )
     if len(grammars) > 1:
         raise BadRequest(
-            f"{grammars[1]}: an answer has one form, and {spelled.get(grammars[0], grammars[0])} gives it;"
+            f"{grammars[1]}: an answer has one format, and {spelled.get(grammars[0], grammars[0])} gives it;"
             " remove either.",
             param=grammars[1],
         )

@@ -49,7 +49,7 @@ class CostMeter:
 
     @property
     def exceeded(self) -> bool:
-        """Whether the debt is more than a grammar may have."""
+        """True if the debt is more than a grammar may have."""
         return self.debt_ms > BURST_TOKENS * self.mask_ms
 
     def in_words(self) -> str:

@@ -1,4 +1,4 @@
-"""The processes that check grammars (app.engine.grammar.worker): started, asked, killed, started anew.
+"""The processes that check grammars (app.engine.grammar.worker): started, asked, killed, restarted.
 
 One owner has one of them at a time, so that slow grammars delay only the next ones of their owner. Knows
 nothing of SGLang, nor of what a grammar is.
@@ -143,9 +143,9 @@ class WorkerPool:
         if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
             limit_s = self._setup.budget.check_s
             return GrammarVerdict(
-                "slow", f"to compile and follow it took more than the {limit_s:g} s that a grammar may"
+                "slow", f"compiling and following it took over the {limit_s:g} s that a grammar may take"
             )
-        return GrammarVerdict("slow", "the compiler could not hold it in memory, or failed at it")
+        return GrammarVerdict("slow", "the compiler ran out of memory, or failed")
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(

@@ -21,9 +21,9 @@ from app.engine.grammar.cost import CostMeter
 MAX_WALK_TOKENS = 512
 """Ambiguous grammars cost the cube of the answer's length: 100 ms are spent by the 60th token."""
 STEADY_TOKENS = 128
-"""After so many tokens at a small and steady cost, a walk says no more."""
+"""Tokens at a small and steady cost after which a walk ends."""
 STRATEGY_S = 0.25
-CHEAP = 0.1
+STEADY_SHARE = 0.1
 """The share of the allowance per token below which a steady walk ends early."""
 CANDIDATES = 3
 MAX_TAGS = 64
@@ -106,7 +106,7 @@ class Walker:
                     yield matcher, self._again
 
     def _is_empty(self, matcher: Any) -> bool:
-        """Whether a grammar allows no token at its beginning, as far as that is told within `STRATEGY_S`."""
+        """True if a grammar allows no token at its beginning, as far as `STRATEGY_S` shows."""
         began_s = time.thread_time()
         filled = matcher.fill_next_token_bitmask(self._mask)
         # Not filled says that everything is allowed, and the mask is not written.
@@ -137,7 +137,7 @@ class Walker:
             return False
         half = len(costs_ms) // 2
         earlier_ms, later_ms = sum(costs_ms[:half]), sum(costs_ms[half:])
-        return later_ms < CHEAP * self._mask_ms * half and later_ms < 1.5 * earlier_ms + CHEAP
+        return later_ms < STEADY_SHARE * self._mask_ms * half and later_ms < 1.5 * earlier_ms + STEADY_SHARE
 
     def _strategies(self) -> tuple[_Choose, ...]:
         """Ways through a grammar, none of which ends the answer while it can continue."""
@@ -160,7 +160,7 @@ class Walker:
         return int(ids[np.argmax(self._lengths[ids])])
 
     def _again(self, _matcher: Any, allowed: Any, last: int | None) -> int | None:
-        """The same token for as long as it may be: repetition is where states pile up."""
+        """The last token as long as it is allowed: repetition is where states pile up."""
         allowed = self._words_of(allowed)
         if last is not None and allowed[last // _WORD_BITS] >> (last % _WORD_BITS) & 1:
             return last

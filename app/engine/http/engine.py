@@ -156,7 +156,7 @@ class RemoteEngine:
         return prompt
 
     def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
-        """Generate all choices of `prompt`, interleaved as they come; begins at the first read."""
+        """Generate all choices of `prompt`, interleaved as they arrive; begins at the first read."""
         if rid in self._running:
             raise ValueError(f"request id {rid} is in use")
         choices = self._ready_model().choices(prompt)

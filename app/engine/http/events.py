@@ -37,7 +37,7 @@ Fault = Literal[
 
 
 class ServerGone(Exception):
-    """The server cannot be reached, broke off, took too long, or sent what no SGLang sends: `kind`.
+    """The server cannot be reached, cut the connection, took too long, or sent what no SGLang sends: `kind`.
 
     The message never quotes what was received.
     """
@@ -59,7 +59,7 @@ class EventReader:
         """The payloads that `data` completes. Raises ServerGone at a line that never ends."""
         *lines, self._rest = (self._rest + data).split(b"\n") if self._rest else data.split(b"\n")
         if len(self._rest) > MAX_EVENT_BYTES:
-            raise ServerGone("an event without an end", "unreadable")
+            raise ServerGone("an unterminated event", "unreadable")
         for line in lines:
             if line.startswith(_DATA):
                 yield line[len(_DATA) :].strip()
@@ -105,7 +105,7 @@ class ChoiceReader:
     def __init__(self, prompt_tokens: int, received_tokens: int = 0, received_chars: int = 0) -> None:
         self.counts = Counts(prompt_tokens, received_tokens)
         self.miscounts_prompt = False
-        """Whether the server has reported another number."""
+        """True if the server has reported another number."""
         self._received_tokens = received_tokens
         self._text_chars = received_chars
         self._repeated_chars = 0
@@ -113,7 +113,7 @@ class ChoiceReader:
 
     @property
     def advances(self) -> bool:
-        """Whether the server has generated anything."""
+        """True if the server has generated anything."""
         return self.counts.completion_tokens > self._received_tokens
 
     def read(self, payload: bytes) -> ChoiceStep:

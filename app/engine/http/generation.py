@@ -40,11 +40,11 @@ from app.errors import EngineFailed, EngineNotReady, ServingError
 
 UNREACHED = 3
 DEATHS = 2
-"""Servers that may die under a choice without a token in between; a request that kills meets no third."""
+"""Servers that may die under a choice without a token in between: a killing request gets no third."""
 MOVES = 8
-"""Servers that may die under a choice in all; a pool that loses so many has other troubles."""
+"""Servers that may die under a choice in all; a pool that loses more has another fault."""
 RETRY_PAUSE_S = 0.2
-LONGEST_PAUSES = 5
+MAX_PAUSES = 5
 """A server that could not take it is asked again after one such pause, then after two, up to so many."""
 ABORT_WAIT_S = 5.0
 ABORT_AGAIN_S = 0.5
@@ -53,7 +53,7 @@ OVERLOADED = frozenset({429, 503})
 DRAIN_S = 0.5
 ABORTED: Mapping[str, Any] = {"type": "abort", "message": "aborted"}
 REPLAYED_AT_ONCE = 64
-"""Tokens of an earlier run that are handed over before other work has its turn."""
+"""Tokens of an earlier run that are handed over before other tasks run."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 """Starts a task that the engine ends at the latest when it is closed."""
@@ -70,7 +70,7 @@ class Choice:
 
 
 class Attempts:
-    """How often one choice may be sent, and moved, before it ends with an error. Times are passed in.
+    """The attempts to send and move one choice before it ends with an error. Times are passed in.
 
     | a server | no server has died under it | one has |
     |---|---|---|
@@ -91,7 +91,7 @@ class Attempts:
 
     @property
     def has_moved(self) -> bool:
-        """Whether a server has died under it."""
+        """True if a server has died under it."""
         return self._moves > 0
 
     def sent(self, server: RemoteServer) -> None:
@@ -187,7 +187,7 @@ class RemoteGeneration:
             self._running.cancel()
 
     def leave(self) -> None:
-        """Close the connection, as nobody reads the choice; its server then aborts the request."""
+        """Close the connection, as the choice has no reader; its server then aborts the request."""
         if not self._ended:
             self._ended = True
             for task in (self._running, self._aborting):
@@ -205,7 +205,7 @@ class RemoteGeneration:
             self._end(dict(ABORTED))
         except ServingError as error:
             self._fail(error)
-        except Exception as exc:  # noqa: BLE001  # whatever it is, the reader must be told
+        except Exception as exc:  # noqa: BLE001  # any error must reach the reader
             self._fail(EngineFailed(f"The answer could not be read: {type(exc).__name__}."))
         finally:
             self._leave_gate()
@@ -256,12 +256,12 @@ class RemoteGeneration:
         tried = self._attempts.tried
         server = self._pool.pick(tried) or self._pool.pick()
         if server in tried:
-            await asyncio.sleep(RETRY_PAUSE_S * min(len(tried), LONGEST_PAUSES))
+            await asyncio.sleep(RETRY_PAUSE_S * min(len(tried), MAX_PAUSES))
         return server
 
     @property
     def _begun(self) -> bool:
-        """Whether anything was received that cannot be taken back."""
+        """True if anything was received that cannot be taken back."""
         return bool(self._received.token_ids) or self._text is not None
 
     def _lost(self, server: RemoteServer, why: str, *, died: bool) -> None:
@@ -331,7 +331,7 @@ class RemoteGeneration:
     # --- to the sink
 
     def _take(self, step: ChoiceStep, server: RemoteServer, rid: str) -> bool:
-        """Hand a step on; whether it was the last. Raises Refusal for an abort that is the server's own."""
+        """Hand a step on; True if it was the last. Raises Refusal for an abort that is the server's own."""
         finish = step.finish
         if finish is not None and (status := finish.get("status_code")) is not None:
             raise Refusal(int(status), str(finish.get("message") or ""))
@@ -350,20 +350,20 @@ class RemoteGeneration:
 
     def _continue(self, text: ContinuedText, step: ChoiceStep) -> Finish | None:
         """Hand over what a step adds behind a cut; returns the finish, which may be before the server's."""
-        finish, pieces, taken = step.finish, [], 0
+        finish, texts, taken = step.finish, [], 0
         for token_id in step.token_ids:
             taken += 1
-            piece, finish = text.take(token_id, step.finish if taken == len(step.token_ids) else None)
-            pieces.append(piece)
+            new_text, finish = text.take(token_id, step.finish if taken == len(step.token_ids) else None)
+            texts.append(new_text)
             if finish is not None:
                 break
         if not taken and finish is not None:
-            pieces.append(text.end(finish))
+            texts.append(text.end(finish))
         self._counts = Counts(
             self._counts.prompt_tokens, text.num_tokens, self._cached(step), text.reasoning_tokens
         )
         logprobs = None if step.logprobs is None else step.logprobs.first(taken)
-        self._hand_over("".join(pieces), step.token_ids[:taken], finish, logprobs)
+        self._hand_over("".join(texts), step.token_ids[:taken], finish, logprobs)
         return finish
 
     def _cached(self, step: ChoiceStep) -> int:
@@ -394,7 +394,7 @@ class RemoteGeneration:
         self._sink.take(text, token_ids, finish, self._counts, logprobs, 0)
 
     def _end(self, finish: Finish) -> None:
-        """A last step of our own making: an abort, or what the server refused."""
+        """A last step made here: an abort, or the server's refusal."""
         if not self._ended:
             text = "" if self._text is None else self._text.end(finish)
             self._hand_over(text, (), finish, None)
@@ -424,7 +424,7 @@ class RemoteGeneration:
 
 
 async def _ends_here(payloads: Iterator[bytes], events: EventReader, read: Read) -> bool:
-    """Read what follows the last event, so that the connection can be used again; whether it is nothing."""
+    """Read what follows the last event, so that the connection can be used again; True if nothing follows."""
     is_clean = all(payload == DONE for payload in payloads)
     with contextlib.suppress(ServerGone, TimeoutError):
         async with asyncio.timeout(DRAIN_S):

@@ -25,7 +25,7 @@ from app.engine.http.model import Facts
 from app.engine.http.server import HEALTH_TIMEOUT_S, NOT_FOUND, RemoteServer, Timeouts, total_load
 
 HEALTH_S = 15.0
-PLACES = 4
+GATE_PLACES = 4
 """Choices that another server reads at once. A request that kills servers takes at most so many with it."""
 HOLD_S = 10.0
 """Seconds after which a choice without a token gives its place to the next."""
@@ -89,7 +89,7 @@ class FaultLog:
 class ContinueGate:
     """A gate for choices that continue at another server: few at once, or the herd would end that one too."""
 
-    def __init__(self, places: int = PLACES, hold_s: float = HOLD_S) -> None:
+    def __init__(self, places: int = GATE_PLACES, hold_s: float = HOLD_S) -> None:
         self._places = asyncio.Semaphore(places)
         self._hold_s = hold_s
 
@@ -121,7 +121,7 @@ class ServerPool:
         self.gate = ContinueGate()
         self.options = options
         self._on_hung = on_hung
-        self._came_back = asyncio.Event()
+        self._any_back = asyncio.Event()
         self._identity: tuple[str, ...] = ()
         self._watching: list[asyncio.Task[None]] = []
 
@@ -137,12 +137,12 @@ class ServerPool:
     async def wait_for_server(self) -> None:
         """Wait until a server takes requests."""
         while not self.is_healthy:
-            self._came_back.clear()
-            await self._came_back.wait()
+            self._any_back.clear()
+            await self._any_back.wait()
 
     @property
     def is_healthy(self) -> bool:
-        """Whether any server takes requests."""
+        """True if any server takes requests."""
         return any(not server.breaker.is_open for server in self.servers)
 
     @property
@@ -220,7 +220,7 @@ class ServerPool:
     async def _probe(self, server: RemoteServer) -> None:
         if await self._is_back(server):
             server.breaker.close()
-            self._came_back.set()
+            self._any_back.set()
         else:
             self._cut(server, only_silent=True)
 

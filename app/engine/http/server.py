@@ -91,7 +91,7 @@ class RemoteServer:
         self._session = session
         self._timeouts = timeouts
         self._received_s = 0.0
-        """When anything was received last; the next is the same for its streams."""
+        """Time of the last byte received; the next is that of its streams."""
         self._progress_s = 0.0
         self._streams: set[aiohttp.ClientResponse] = set()
 
@@ -183,7 +183,7 @@ class RemoteServer:
         return document
 
     def answered_since(self, now_s: float) -> bool:
-        """Whether anything was received from it after `now_s`, on the loop's clock."""
+        """True if anything was received from it after `now_s`, on the loop's clock."""
         return self._received_s > now_s
 
     # --- inside

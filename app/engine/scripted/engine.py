@@ -38,8 +38,8 @@ _SENTENCE = (
     ' when the line drops naïve 世界 😀 "quoted" back\\slash <tag> & done'
 )
 _WORDS = (*_SENTENCE.split(), "tab\tnew\nline", "e\u0301", "\u05e9\u05dc\u05d5\u05dd")
-_PIECES = {token_id(word): word + " " for word in _WORDS}
-"""The pieces of text that answers are made of, by their ids."""
+_TEXTS = {token_id(word): word + " " for word in _WORDS}
+"""The words that answers are made of, by their ids."""
 _REMEMBERED_PAGES = 4096
 _FAULTS = ("", "fail", "die", "hang", "overload", "miscount")
 _FINISHES = ("stop", "length")
@@ -75,7 +75,7 @@ class Script(ServiceRates):
 
     @property
     def shared(self) -> bool:
-        """Whether requests share one service, and not `rate`; it takes one of three rates to have one.
+        """True if requests share one service, and not `rate`; it takes one of three rates to have one.
 
         Answers with `ignore_eos` have all of their `max_tokens` then.
         """
@@ -108,7 +108,7 @@ class _ScriptedAnswer:
     cached_tokens: int
     max_tokens: int
     continued: Sequence[Sequence[int]] = ()
-    """See Prompt."""
+    """The ids that each choice began with, as in `Prompt`."""
 
 
 class ScriptedEngine:
@@ -192,7 +192,7 @@ class ScriptedEngine:
         return cached
 
     def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
-        """See Engine.generate; choices take turns token by token."""
+        """Generate the choices of `prompt`, interleaved token by token."""
         if self._health is not Health.READY:
             raise EngineNotReady(f"The engine is {self._health.value}.", retry_after_s=5)
         answer = dataclasses.replace(prompt.handle, continued=prompt.continued)
@@ -214,7 +214,7 @@ class ScriptedEngine:
                 await run.woken()
             made = 0
             while live:
-                self._misbehave(run, script, made)
+                self._inject_fault(run, script, made)
                 if script.fault == "hang" and made >= script.fault_after:
                     await self._pause(run, 1e6)
                 # The ids of an earlier run are first, of all choices, and as fast as the loop turns.
@@ -258,7 +258,7 @@ class ScriptedEngine:
         if run.error is not None:
             raise run.error
 
-    def _misbehave(self, run: Run, script: Script, made: int) -> None:
+    def _inject_fault(self, run: Run, script: Script, made: int) -> None:
         if not script.fault or made < script.fault_after or run.aborted:
             return
         if script.fault == "overload":
@@ -306,12 +306,12 @@ class ScriptedEngine:
 
 
 def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:
-    """The pieces of text that a plain scripted answer consists of, one a token."""
-    return list(islice(_pieces(seed, choice), tokens))
+    """The words of a plain scripted answer, one a token."""
+    return list(islice(_words(seed, choice), tokens))
 
 
-def _pieces(seed: int, choice: int) -> Iterator[str]:
-    """The pieces of an answer without end, each made when it is due: a long answer begins as fast as any."""
+def _words(seed: int, choice: int) -> Iterator[str]:
+    """The words of an endless answer, each made when it is due: a long answer begins as fast as any."""
     rng = random.Random(f"{seed}:{choice}")  # noqa: S311  # reproducible, not secret
     while True:
         yield rng.choice(_WORDS) + " "
@@ -320,19 +320,19 @@ def _pieces(seed: int, choice: int) -> Iterator[str]:
 def _choice(answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
     script, body = answer.script, answer.request.body
     length = answer.max_tokens if script.shared and body.get("ignore_eos") else script.tokens
-    earlier = [_PIECES[token_id] for token_id in answer.continued[choice]] if answer.continued else []
-    later = islice(_pieces(body.get("seed", script.seed), choice), len(earlier), None)
+    earlier = [_TEXTS[token_id] for token_id in answer.continued[choice]] if answer.continued else []
+    later = islice(_words(body.get("seed", script.seed), choice), len(earlier), None)
     length = max(length, len(earlier))
     budget = min(length, answer.max_tokens)
     cut = _Stop(body.get("stop") or ())
     miscounted = script.fault_after if script.fault == "miscount" and choice == 0 else budget
     counts = Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0)
-    for index, piece in enumerate(islice(chain(earlier, later), budget), start=1):
+    for index, word in enumerate(islice(chain(earlier, later), budget), start=1):
         thinking = index <= script.reasoning
         claimed = index + (index > miscounted)
         counts = Counts(answer.prompt_tokens, claimed, answer.cached_tokens, min(index, script.reasoning))
-        text = piece if thinking else cut.kept(piece)
-        token_ids = (token_id(piece.rstrip(" ")),)
+        text = word if thinking else cut.kept(word)
+        token_ids = (token_id(word.rstrip(" ")),)
         yield Delta(choice, "reasoning" if thinking else "text", text, token_ids, counts)
         if cut.hit is not None:
             yield Delta(choice, "text", "", (), counts, "stop", matched_stop=cut.hit)
@@ -347,20 +347,20 @@ def _choice(answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
 
 
 class _Stop:
-    """Cuts text at the first stop string; one that spans pieces is cut where it ends."""
+    """Cuts text at the first stop string; one that spans words is cut where it ends."""
 
     def __init__(self, stops: str | Sequence[str]) -> None:
         self._stops = (stops,) if isinstance(stops, str) else tuple(stops)
         self._text = ""
         self.hit: str | None = None
 
-    def kept(self, piece: str) -> str:
+    def kept(self, word: str) -> str:
         if not self._stops:
-            return piece
-        previous, self._text = self._text, self._text + piece
+            return word
+        previous, self._text = self._text, self._text + word
         self.hit = next((s for s in self._stops if s in self._text), None)
         if self.hit is None:
-            return piece
+            return word
         return self._text.split(self.hit)[0][len(previous) :]
 
 

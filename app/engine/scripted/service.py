@@ -1,10 +1,10 @@
-"""How a scripted generation waits, and the speed of an engine whose requests share it.
+"""The delays of a scripted generation, and the speed of an engine whose requests share it.
 
 As SGLang does it: a prompt waits until the pool has room for it, prompts are taken in before running
 requests continue, all at once that wait and fit; a decode step gives each of those a token and takes the
 longer the more there are, and the more they hold. Either is a pass through the model, which takes `step_s`
 however little is in it, the first one after a pause `wake_s` more, and not each time the same. When the
-pool is full in mid-answer, the newest request is set aside and begins anew with what it had (a
+pool is full in mid-answer, the newest request is set aside and begins again with what it had (a
 retraction).
 """
 
@@ -94,7 +94,7 @@ class Seat:
         return self._wanted_tokens
 
     def retract(self) -> None:
-        """Lose the KV memory: all tokens so far are to be computed anew."""
+        """Lose the KV memory: all tokens so far are to be computed again."""
         self.uncached_tokens = self.held_tokens
 
 
@@ -141,7 +141,7 @@ class Service:
 
     async def _serve(self) -> None:
         while self._waiting or self._running:
-            seats = list(self._taken_in())
+            seats = list(self._admitted())
             if seats:
                 await self._prefill(seats)
             else:
@@ -159,7 +159,7 @@ class Service:
         """A prompt needs a page beyond itself; into an empty pool everything fits."""
         return not self._running or self.used_tokens + seat.held_tokens + 16 <= self._pool_tokens
 
-    def _taken_in(self) -> Iterator[Seat]:
+    def _admitted(self) -> Iterator[Seat]:
         """The first of those that wait, as many as fit; beside others no more than so much prompt."""
         tokens = 0
         while self._waiting and self._fits(self._waiting[0]):

@@ -30,7 +30,7 @@ class Vocabulary:
         return ids
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The words; `<ID>` stands for an id without a word. Raises BadRequest for what is no id."""
+        """The words; an id without a word is spelled `<ID>`. Raises BadRequest for what is no id."""
         _check(token_ids)
         return " ".join(self._word_of.get(token_id, f"<{token_id}>") for token_id in token_ids)
 
@@ -68,6 +68,6 @@ def taken_over(token_ids: list[int], past: Sequence[Sequence[int]]) -> tuple[int
     return len(past), None
 
 
-def token_id(piece: str) -> int:
+def token_id(word: str) -> int:
     """The id of a word."""
-    return zlib.crc32(piece.encode()) % VOCABULARY
+    return zlib.crc32(word.encode()) % VOCABULARY

@@ -39,7 +39,7 @@ REFUSALS: Mapping[str, str] = {
     "SGLang's metrics and traces are not collected here: see /metrics": """
         *_metrics* extra_metric_labels bucket_* *_buckets *trace* stat_loggers
     """,
-    "every token is handed over as it comes": "stream_interval",
+    "every token is handed over as it arrives": "stream_interval",
     "deltas are incremental by contract": "incremental_streaming_output",
     "cached tokens have a price of their own": "enable_cache_report",
     "the server warms the engine up by itself": "skip_server_warmup warmups",
@@ -70,7 +70,7 @@ REFUSALS: Mapping[str, str] = {
     "the scheduler runs another loop with it, in which continued answers were never tried": """
         *pdmux* sm_group_num dllm_*
     """,
-    "ranks do not join or leave: a lost engine is started again as a whole": """
+    "ranks do not join or leave: a lost engine is restarted as a whole": """
         *elastic_e* ep_join_* max_ep_size gated_launch_port
     """,
     "weights are loaded at the start, and never replaced": """

@@ -1,7 +1,7 @@
 """The process of a child server: SGLang's own HTTP server, for a model beside the one in the main process.
 
 `python -m app.engine.sglang.child`, with JSON on standard input: its model's options, its port, its API key
-and its parent process. It dies with whoever started it, and no grammar can end its scheduler
+and its parent process. It dies with its parent, and no grammar can end its scheduler
 (app.engine.sglang.scheduler).
 """
 

@@ -27,7 +27,7 @@ from app.engine.sglang.allowed_args import is_speculative
 from app.engine.sglang.args import SGLangOptions, as_started
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.process_work import WARM_UP, StartWork, launch_stage
-from app.engine.sglang.recovery import FIRST_PAUSE_S, LONGEST_PAUSE_S, Recovery
+from app.engine.sglang.recovery import FIRST_PAUSE_S, MAX_PAUSE_S, Recovery
 from app.engine.sglang.run import SGLangRun
 from app.engine.sglang.watchdog import PATIENCE, StartWatchdog, watched
 from app.engine.sink import GenerationStream, Tallies, TokenTally
@@ -46,7 +46,7 @@ FIRST_STARTS = 3
 
 
 class SGLangEngine:
-    """One model served by SGLang in this process; `on_death` is called once if it is lost for good."""
+    """One model served by SGLang in this process; `on_death` is called once if it is lost permanently."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class SGLangEngine:
         """Load the model and warm up; a failed start is repeated. Raises EngineFailed, SettingsError."""
         self._own_sigquit(asyncio.get_running_loop())
         num_starts = min(FIRST_STARTS, 1 + self._limits.restarts)
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
         for number in range(1, num_starts + 1):
             try:
                 await self._start_first()
@@ -135,7 +135,7 @@ class SGLangEngine:
     # --- what recovery does with it
 
     async def restart(self) -> None:
-        """Stop what is left of the engine, and start it anew. Raises anything."""
+        """Stop the rest of the engine, and start a new one. Raises any error of the start."""
         if self._run is not None and not self._run.closed:
             await self._run.aclose()
         began_s = asyncio.get_running_loop().time()
@@ -144,7 +144,7 @@ class SGLangEngine:
         self._serve(run, began_s)
 
     async def submit(self, choice: LiveChoice) -> None:
-        """Send a choice to the engine that is there, or end it where that has no room for it."""
+        """Send a choice to the present engine, or end it where that has no room for it."""
         assert self._run is not None
         if not await self._run.submit(choice):
             self.restarts.ended(1)
@@ -153,7 +153,7 @@ class SGLangEngine:
         """Serve requests again."""
         self._health = Health.READY
 
-    def given_up(self, reason: str) -> None:
+    def fail_permanently(self, reason: str) -> None:
         """Fail every choice, and report the death to the owner, as the engine is not started again."""
         self._health = Health.DEAD
         self.restarts.ended(len(self._live))

@@ -39,7 +39,7 @@ _ANY_JSON = "$$ANY$$"
 
 
 class _Grammar(NamedTuple):
-    """A grammar of a request: what it is, and the parameter to blame."""
+    """A grammar of a request, and the parameter that errors name."""
 
     kind: str
     source: str
@@ -74,8 +74,8 @@ class GrammarCheck:
     async def check(self, owner: str, sampling: Mapping[str, Any], request: Any) -> None:
         """Raise BadRequest, naming the parameter, unless the grammar in `sampling` passes.
 
-        `sampling` are SGLang's sampling parameters, made of the chat request; a grammar made from tools is
-        blamed on them. Raises Overloaded where the owner, or all together, have too many new grammars, and
+        `sampling` are SGLang's sampling parameters, made of the chat request; errors of a tool grammar
+        name `tools`. Raises Overloaded where the owner, or all together, have too many new grammars, and
         UnsupportedParameter where the model is served without grammars.
         """
         if self._pool is None:
@@ -95,7 +95,7 @@ class GrammarCheck:
         if kind is not None and self._served:
             param = grammar_param(request) or kind
             raise UnsupportedParameter(
-                f"{param}: this model is served {self._served}, so an answer cannot be held to a form."
+                f"{param}: this model is served {self._served}, so an answer cannot be constrained."
                 " Leave it out; tools can be sent with `tool_choice` auto and without `strict`.",
                 param=param,
             )
@@ -190,7 +190,7 @@ def _key(grammar: _Grammar, tokens: int) -> bytes:
 
 def _raise(verdict: GrammarVerdict, param: str) -> None:
     if verdict.outcome == "invalid":
-        raise BadRequest(f"{param}: not a grammar that can be followed: {verdict.reason}", param=param)
+        raise BadRequest(f"{param}: not a valid grammar: {verdict.reason}", param=param)
     if verdict.outcome == "empty":
         raise BadRequest(f"{param}: no text matches this grammar.", param=param)
     if verdict.outcome == "slow":

@@ -41,7 +41,7 @@ from app.engine.sglang.platform import (
 
 STOP_TIMEOUT_S = 10.0
 KEEPALIVE_S = 10
-"""Seconds between the kernel's questions whether the first node is there; after nine unanswered it is not."""
+"""Seconds between the kernel's keep-alive probes of the first node; nine unanswered end the connection."""
 RELEASE_TIMEOUT_S = 15.0
 """Seconds in which schedulers release pinned host memory, which a kill would leave taken; as SGLang's own."""
 
@@ -70,7 +70,7 @@ class Launched:
         return self.manager.mm_processor is not None and self.manager.image_token_id is not None
 
     def ask_to_end(self) -> bool:
-        """Ask the schedulers to end by themselves, so that they release the GPU; whether they were asked.
+        """Ask the schedulers to end by themselves, so that they release the GPU; True if any was asked.
 
         To be called in the loop: SGLang's socket sends in no other thread. Pipeline stages do not obey it:
         their loops in SGLang 0.5.20 have no end.
@@ -213,7 +213,7 @@ def _our_logging() -> Iterator[None]:
 
 
 def _wait(pids: Iterable[int], timeout_s: float) -> int:
-    """Wait for the end of processes, whoever has started them, reaped or not; how many have not ended."""
+    """Wait for the end of processes, children or not, reaped or not; returns how many have not ended."""
     deadline, num_left = time.monotonic() + timeout_s, 0
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -226,7 +226,7 @@ def _wait(pids: Iterable[int], timeout_s: float) -> int:
 
 
 def _kill(processes: list[Any]) -> None:
-    """End processes and their children for good."""
+    """Kill processes and their children."""
     import psutil
 
     for process in processes:

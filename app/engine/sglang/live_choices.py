@@ -3,7 +3,7 @@
 A choice outlives the engine that generates it. It keeps the token ids that its sink has taken, so that
 another engine can continue behind them (app.engine.sglang.patches.continued_requests). That engine hands over
 all of the answer again; a `Replay` drops what the sink has already, or, where the sink is new, hands it over
-in the pieces that it was generated in.
+in the steps in which it was generated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from app.engine.sink import ChoiceSink, TokenTally
 from app.errors import ServingError
 
 BROKEN = "\ufffd"
-LONGEST_CHARACTER = 8
+MAX_CHARACTER_TOKENS = 8
 """Tokens that one character may take; longer broken runs are no character."""
 PROGRESS_TOKENS = 8
 """New tokens after which a choice is not what an engine died of; one that is may get a few."""
@@ -38,7 +38,7 @@ _numbers = itertools.count()
 
 @dataclass(slots=True, eq=False)
 class LiveChoice:
-    """One choice on its way. `prior` are the ids that its answer began with, in another process.
+    """One choice in generation. `prior` are the ids that its answer began with, in another process.
 
     `replica` is the one that generates it, also after a restart; with None the engine chooses.
     """
@@ -99,7 +99,7 @@ class LiveChoice:
         self._lost_at_ids = len(self.known_ids)
 
     def expect_cut(self, error: Callable[[], ServingError]) -> None:
-        """Have it end with an error where an engine stops it short of `max_tokens`, for lack of KV memory."""
+        """Make it end with an error where an engine stops it before `max_tokens`, for lack of KV memory."""
         self._shortfall = error
 
     def take(self, text: str, token_ids: Sequence[int], finish: Finish, counts: Counts, step: Step) -> None:
@@ -113,7 +113,7 @@ class LiveChoice:
             self.sink.fail(self._shortfall())
 
     def abort(self) -> None:
-        """Note that nobody wants it any more; its engine still has to end it."""
+        """Mark the choice as aborted; its engine still has to end it."""
         self.aborted = True
 
     def end_refused(self, finish: dict[str, Any]) -> None:
@@ -130,7 +130,7 @@ class LiveChoices:
         self.replaying: dict[str, Replay] = {}
         """Sent to continue, and not yet handed over again as far as their sinks are."""
         self.waiting: dict[str, LiveChoice] = {}
-        """Not sent to the engine that is there now, or to be there."""
+        """Not sent to the present engine, or the next one."""
 
     def __len__(self) -> int:
         return len(self.running) + len(self.replaying) + len(self.waiting)
@@ -223,32 +223,32 @@ class Replay:
         choice.take(text[dropped:], token_ids, finish, counts, step)
 
     def _hand_over(self, token_ids: Sequence[int], text: str, counts: Counts) -> str:
-        """Give a new sink the first ids, in pieces as they were generated; returns the rest of the text."""
+        """Give a new sink the first ids, in the steps of their generation; returns the rest of the text."""
         choice, start = self.choice, 0
-        for piece_ids, piece in pieces(token_ids, text, self._decode):
-            num_ids = len(choice.ids) + len(piece_ids)
+        for step_ids, step_text in steps(token_ids, text, self._decode):
+            num_ids = len(choice.ids) + len(step_ids)
             reasoning = min(counts.reasoning_tokens, num_ids)
             so_far = counts._replace(completion_tokens=num_ids, reasoning_tokens=reasoning)
-            choice.take(piece, piece_ids, None, so_far, NO_STEP)
-            start += len(piece)
+            choice.take(step_text, step_ids, None, so_far, NO_STEP)
+            start += len(step_text)
         return text[start:]
 
 
-def pieces(token_ids: Sequence[int], text: str, decode: Decode) -> Iterator[tuple[list[int], str]]:
+def steps(token_ids: Sequence[int], text: str, decode: Decode) -> Iterator[tuple[list[int], str]]:
     """All ids with the text that each adds, as far as that is the beginning of `text`.
 
     A character's tokens stay together. Ids whose text is not the next of `text`, as those of a stop
-    string that is cut away, are the last piece, without text.
+    string that is cut away, are the last step, without text.
     """
     chars, first, singles = 0, 0, decode([[token_id] for token_id in token_ids])
     for end in range(1, len(token_ids) + 1):
         ids = list(token_ids[first:end])
-        piece = singles[first] if len(ids) == 1 else decode([ids])[0]
-        if BROKEN in piece and len(ids) < LONGEST_CHARACTER:
+        step_text = singles[first] if len(ids) == 1 else decode([ids])[0]
+        if BROKEN in step_text and len(ids) < MAX_CHARACTER_TOKENS:
             continue
-        if not text.startswith(piece, chars):
+        if not text.startswith(step_text, chars):
             break
-        yield ids, piece
-        chars, first = chars + len(piece), end
+        yield ids, step_text
+        chars, first = chars + len(step_text), end
     if first < len(token_ids):
         yield list(token_ids[first:]), ""

@@ -22,12 +22,12 @@ from app.engine.sink import GenerationStream
 from app.errors import BadRequest, EngineFailed, EngineOverloaded, GrammarTooSlow, ServingError
 
 _new_tuple = tuple.__new__
-PARSED_AGAIN = 32
+REPARSE_FRACTION = 32
 """A call's text is parsed again when it has grown by this fraction of it.
 
 SGLang's parsers read all of a call again with each token: 12 ms a token after 8,000, on the event loop.
 """
-LEAST_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 """OpenAI's for a token that is out of the question; JSON has no -inf, which a grammar's mask gives."""
 RETRY_AFTER_FULL_S = 1
 FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -45,10 +45,10 @@ def refusal(finish: dict[str, Any], grammar_param: str | None = None) -> Serving
     if message.startswith(GRAMMAR_ENDED):
         words = message.removeprefix(GRAMMAR_ENDED)
         return GrammarTooSlow(
-            f"The request was ended, for its grammar is too slow: {words}.", param=grammar_param
+            f"The request was ended because its grammar is too slow: {words}.", param=grammar_param
         )
     if message.startswith(NOT_CONTINUED):
-        return EngineFailed(f"The engine was started again. {message}.", code="engine_restarted")
+        return EngineFailed(f"The engine was restarted. {message}.", code="engine_restarted")
     if status == HTTPStatus.BAD_REQUEST:
         return BadRequest(message)
     if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
@@ -97,8 +97,8 @@ class PlainChoice:
         self._out.fail(error)
 
 
-class _Piece(NamedTuple):
-    """A parsed piece of text on its way to becoming a delta."""
+class _Fragment(NamedTuple):
+    """A parsed fragment of text that becomes a delta."""
 
     channel: Channel
     text: str
@@ -138,39 +138,39 @@ class ParsedChoice:
             self._out.fail(error)
             return
         try:
-            pieces = list(self._pieces(text, finish["type"] if finish else None))
+            fragments = list(self._fragments(text, finish["type"] if finish else None))
             logprobs = self._logprobs(batch, row) if self._request.logprobs else None
         except Exception as exc:  # noqa: BLE001  # SGLang's parsers raise anything
             self._out.put(Delta(self.index, "text", "", token_ids, counts))  # generated all the same
             self._out.fail(EngineFailed(f"the model's output could not be parsed: {type(exc).__name__}"))
             return
-        self._emit(pieces, token_ids, finish, logprobs)
+        self._emit(fragments, token_ids, finish, logprobs)
 
     def fail(self, error: ServingError) -> None:
         self._out.fail(error)
 
     def _emit(
         self,
-        pieces: list[_Piece],
+        fragments: list[_Fragment],
         token_ids: Any,
         finish: dict[str, Any] | None,
         logprobs: Sequence[Mapping[str, Any]] | None,
     ) -> None:
-        """One delta per piece; the ids and logprobs go with the first, the finish with the last."""
-        if not pieces:
-            pieces.append(_Piece("text", ""))
-        last = len(pieces) - 1
-        for number, piece in enumerate(pieces):
+        """One delta per fragment; the ids and logprobs go with the first, the finish with the last."""
+        if not fragments:
+            fragments.append(_Fragment("text", ""))
+        last = len(fragments) - 1
+        for number, fragment in enumerate(fragments):
             final = finish is not None and number == last
             delta = Delta(
                 choice=self.index,
-                channel=piece.channel,
-                text=piece.text,
+                channel=fragment.channel,
+                text=fragment.text,
                 token_ids=token_ids if number == 0 else (),
                 counts=self.counts,
                 finish_reason=self._finish_reason(finish) if final and finish else None,
                 logprobs=logprobs if number == 0 else None,
-                tool=piece.tool,
+                tool=fragment.tool,
                 matched_stop=finish.get("matched") if final and finish else None,
             )
             (self._out.put_final if final else self._out.put)(delta)
@@ -179,54 +179,54 @@ class ParsedChoice:
         reason = FINISH_REASONS[finish["type"]]
         return "tool_calls" if reason == "stop" and self._called_tools else reason
 
-    def _pieces(self, text: str, finish_type: str | None) -> Iterator[_Piece]:
+    def _fragments(self, text: str, finish_type: str | None) -> Iterator[_Fragment]:
         if self._reads_reasoning:
             thought, text = self._chat._process_reasoning_stream(  # noqa: SLF001
                 self.index, text, self._reasoning, {}, self._request, finish_type
             )
             if thought:
-                yield _Piece("reasoning", thought)
+                yield _Fragment("reasoning", thought)
         if self._reads_tools:
-            yield from self._tool_pieces(text, finish_type)
+            yield from self._tool_fragments(text, finish_type)
         elif text:
-            yield _Piece("text", text)
+            yield _Fragment("text", text)
 
-    def _tool_pieces(self, text: str, finish_type: str | None) -> Iterator[_Piece]:
+    def _tool_fragments(self, text: str, finish_type: str | None) -> Iterator[_Fragment]:
         if self._tools is None:
             self._tools = self._tool_parser()
             self._before_call = _TextBeforeCall(getattr(self._tools, "detector", None))
         gathered = bool(self._unparsed) or finish_type is not None
         self._unparsed += text
-        if finish_type is None and len(self._unparsed) * PARSED_AGAIN < self._unfinished():
+        if finish_type is None and len(self._unparsed) * REPARSE_FRACTION < self._unfinished():
             return
         text, self._unparsed = self._unparsed, ""
         ended = finish_type not in {None, "abort"}
         answer, calls = self._parse_tools(text, gathered=gathered, ended=ended)
         if answer:
-            yield _Piece("text", answer)
+            yield _Fragment("text", answer)
         history = self._chat._get_history_tool_calls_cnt(self._request) if calls else 0  # noqa: SLF001
         for call in calls:
             self._called_tools = True
             call_id = self._chat._process_tool_call_id(call, history) if call.name else None  # noqa: SLF001
             tool = ToolCall(call.tool_index, call_id, call.name or None)
-            yield _Piece("tool", call.parameters, tool)
-        if ended:  # SGLang closes what is left of the arguments; of a stopped call that would be invented
+            yield _Fragment("tool", call.parameters, tool)
+        if ended:  # SGLang closes the open arguments; of a stopped call they would be invented
             yield from self._unstreamed_arguments()
 
     def _unfinished(self) -> int:
-        """Characters that the parser keeps and reads again with each piece."""
+        """Characters that the parser keeps and reads again with each fragment."""
         detector = getattr(self._tools, "detector", self._tools)
         return len(getattr(detector, "_buffer", ""))
 
     def _parse_tools(self, text: str, *, gathered: bool, ended: bool) -> tuple[str, list[Any]]:
         if isinstance(self._tools, JsonArrayParser):
-            return self._parse_piece(text, gathered=gathered)
+            return self._parse_fragment(text, gathered=gathered)
         assert self._before_call is not None
         answer, calls = "", []
-        for piece in self._before_call.pieces(text):
-            piece_answer, piece_calls = self._parse_piece(piece, gathered=gathered)
-            answer += piece_answer
-            calls += piece_calls
+        for fragment in self._before_call.fragments(text):
+            new_answer, new_calls = self._parse_fragment(fragment, gathered=gathered)
+            answer += new_answer
+            calls += new_calls
         if ended:
             end_answer, end_calls = self._tools.parse_stream_end()
             answer += end_answer
@@ -234,9 +234,9 @@ class ParsedChoice:
         answer += self._before_call.lost(answer, ended=ended)
         return answer, calls
 
-    def _parse_piece(self, piece: str, *, gathered: bool) -> tuple[str, list[Any]]:
+    def _parse_fragment(self, fragment: str, *, gathered: bool) -> tuple[str, list[Any]]:
         """The parser's result. Of several tokens it gives one call's name, or arguments, a time."""
-        answer, calls = self._parse_step(piece)
+        answer, calls = self._parse_step(fragment)
         step = calls
         while gathered and any(call.name or call.parameters for call in step) and self._unfinished():
             more, step = self._parse_step("")
@@ -244,12 +244,12 @@ class ParsedChoice:
             calls = calls + step
         return answer, calls
 
-    def _parse_step(self, piece: str) -> tuple[str, list[Any]]:
+    def _parse_step(self, fragment: str) -> tuple[str, list[Any]]:
         if isinstance(self._tools, JsonArrayParser):
             tools = self._chat._effective_tools(self._request)  # noqa: SLF001
-            result = self._tools.parse_streaming_increment(piece, tools)
+            result = self._tools.parse_streaming_increment(fragment, tools)
             return result.normal_text or "", result.calls
-        answer, calls = self._tools.parse_stream_chunk(piece)
+        answer, calls = self._tools.parse_stream_chunk(fragment)
         return answer or "", calls
 
     def _tool_parser(self) -> Any:
@@ -264,7 +264,7 @@ class ParsedChoice:
         # A named tool is a required one here (`prepare_tools`).
         return parser if is_native or self._request.tool_choice != "required" else JsonArrayParser()
 
-    def _unstreamed_arguments(self) -> Iterator[_Piece]:
+    def _unstreamed_arguments(self) -> Iterator[_Fragment]:
         """The arguments of the last call that the parser has but did not give out."""
         frame = self._chat._check_for_unstreamed_tool_args(  # noqa: SLF001
             self._tools, {"meta_info": {"id": ""}}, self._request, self.index
@@ -272,7 +272,7 @@ class ParsedChoice:
         if frame:
             chunk = orjson.loads(frame.removeprefix("data: "))
             call = chunk["choices"][0]["delta"]["tool_calls"][0]
-            yield _Piece("tool", call["function"]["arguments"], ToolCall(call["index"]))
+            yield _Fragment("tool", call["function"]["arguments"], ToolCall(call["index"]))
 
     def _logprobs(self, batch: Any, row: int) -> list[dict[str, Any]] | None:
         """OpenAI's `logprobs.content` entries of this step's tokens.
@@ -316,8 +316,8 @@ class _TextBeforeCall:
         self._inputs: list[str] = []
         self._parsed: list[str] = []
 
-    def pieces(self, text: str) -> list[str]:
-        """New text, cut so that a marker shares no piece with what stands before it."""
+    def fragments(self, text: str) -> list[str]:
+        """New text, cut so that a marker shares no fragment with the text before it."""
         if self._seen_marker:
             return [text]
         self._inputs.append(text)
@@ -326,8 +326,8 @@ class _TextBeforeCall:
         self._seen_marker = at >= 0
         cut = at if self._seen_marker else len(text) - _overlap(text, self._marker)
         self._held = "" if self._seen_marker else text[cut:]
-        pieces = (text[:cut], text[cut:] if self._seen_marker else "")
-        return [piece for piece in pieces if piece]
+        fragments = (text[:cut], text[cut:] if self._seen_marker else "")
+        return [fragment for fragment in fragments if fragment]
 
     def lost(self, answer: str, *, ended: bool) -> str:
         """The text that an answer without a call still lacks at its end."""
@@ -347,7 +347,7 @@ def _overlap(text: str, marker: str) -> int:
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(text.encode())}
+    return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": list(text.encode())}
 
 
 def choice_sink(index: int, out: GenerationStream, prompt_tokens: int, chat: Any, *, request: Any) -> Any:

@@ -14,7 +14,7 @@ import psutil
 
 IDLE_CPU_SHARE = 0.01
 """Share of a core below which processes do not compute; idle ones of SGLang take 0.2%."""
-LEAST_CPU_S = 0.05
+MIN_CPU_S = 0.05
 """Processor time that counts, however short the silence: a few ticks of the kernel's clock."""
 COMPILERS = frozenset(
     {"nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja", "cc1plus", "c++", "g++", "gcc", "clang"}
@@ -66,7 +66,7 @@ class StartWork:
 
 def has_computed(cpu_s: float, since_s: float) -> bool:
     """True if processes that took so much processor time in `since_s` seconds have done more than wait."""
-    return cpu_s >= max(LEAST_CPU_S, IDLE_CPU_SHARE * since_s)
+    return cpu_s >= max(MIN_CPU_S, IDLE_CPU_SHARE * since_s)
 
 
 def started_cpu_s(pids: Iterable[int]) -> float:

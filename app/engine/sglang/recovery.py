@@ -1,4 +1,4 @@
-"""The recovery from the loss of an engine: it is started again, and its choices continue, in their old order.
+"""The recovery from the loss of an engine: it is restarted, and its choices continue, in their old order.
 
     lost ──▶ pause ──▶ restart ──▶ suspects, one by one ──▶ the others, a few at a time ──▶ recovered
                ▲          │ fails       │ lost again             │ lost again
@@ -29,7 +29,7 @@ OPENING_TOKENS = 16_384
 """Tokens of prompts and answers that may be on their way into the engine at once."""
 OPENING_S = 5.0
 """Seconds after which choices are sent, although those before them have not begun."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 ENDED = "The engine ended each time that this request was generated, so it was not sent again."
 
 
@@ -46,7 +46,7 @@ class Restartable(Protocol):
 
     def recovered(self) -> None: ...
 
-    def given_up(self, reason: str) -> None: ...
+    def fail_permanently(self, reason: str) -> None: ...
 
 
 class Recovery:
@@ -64,7 +64,7 @@ class Recovery:
     ) -> None:
         self._engine = engine
         self._live = live
-        self._policy = RestartPolicy(limits, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), clock_s)
+        self._policy = RestartPolicy(limits, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S), clock_s)
         self._history = history
         self._clock_s = clock_s
         self._sleep = sleep
@@ -102,7 +102,7 @@ class Recovery:
             pause_s = self._policy.next_pause_s()
             if pause_s is None:
                 self._task = None
-                self._engine.given_up(self._reason)
+                self._engine.fail_permanently(self._reason)
                 return
             if pause_s:
                 await self._sleep(pause_s)
@@ -112,7 +112,7 @@ class Recovery:
                 resumed = await self._resume()
             except EngineLost:
                 continue
-            except Exception as exc:  # noqa: BLE001  # whatever it is, the next start may do better
+            except Exception as exc:  # noqa: BLE001  # any error: the next start may succeed
                 self._start_failed(exc)
                 continue
             self._task = None

@@ -58,7 +58,7 @@ class _Standin:
         from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
         server = facts.server
-        trusted = False  # code that comes with a model is run by the server that serves it, not here
+        trusted = False  # a model's own code is run by the server that serves it, not here
         self.server_args = self.processor = None
         self.sampling_params_class = SamplingParams
         self.model_path = str(facts.model["model_path"])
@@ -189,7 +189,7 @@ def load_remote_model(facts: Facts, options: RemoteModelOptions) -> SGLangRemote
             return SGLangRemoteModel(facts, options)
         except (KeyError, TypeError, ValueError) as exc:
             raise EngineFailed(
-                f"the server says too little of its model: {type(exc).__name__}: {exc}"
+                f"the server reports too little of its model: {type(exc).__name__}: {exc}"
             ) from exc
 
 

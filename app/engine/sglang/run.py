@@ -121,7 +121,7 @@ class SGLangRun:
         return run
 
     async def freeze(self) -> None:
-        """Collect what its start and an earlier run left, and collect what is there now no more.
+        """Collect the garbage of the start and of an earlier run, and freeze the rest.
 
         A full collection of the 700,000 objects that SGLang's import leaves stops a process for 0.4 s, ours
         and each of its children; SGLang's own HTTP server does the same once it is warm.
@@ -233,7 +233,7 @@ class SGLangRun:
     def _too_small(self) -> EngineFailed:
         held = f"has KV memory for {self.limits.kv_capacity_tokens} tokens only"
         return EngineFailed(
-            f"The engine was started again, and {held}: the answer has no room left.", code="engine_restarted"
+            f"The engine was restarted, and {held}: the answer has no room left.", code="engine_restarted"
         )
 
     def abort(self, rid_prefix: str) -> None:

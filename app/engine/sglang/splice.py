@@ -1,4 +1,4 @@
-"""Past turns given to the model as the token ids they were, not as their text is tokenized anew.
+"""Past turns given to the model as the token ids they were, not as their text tokenizes.
 
 This avoids retokenization mismatches: a model may generate a word in other tokens than a tokenizer makes of
 it, and the prefix cache has the generated ones. The prompt always decodes to the rendered text, to the

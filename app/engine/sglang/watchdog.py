@@ -3,10 +3,10 @@
 A long prefill is silent too. While the load that the scheduler reports still changes, the silence may last
 `PATIENCE` times as long. A forward pass whose kernels are compiled first is silent for minutes. Compilers are
 processes that the scheduler starts: while these compute, the engine does not hang. The schedulers' own
-processor time proves nothing, as ranks that wait for one another in vain compute without rest.
+processor time proves nothing, as ranks in a deadlock spin.
 
 A large model loads for minutes, and kernels are compiled for minutes: both take processor time. A process
-that waits in vain for a device or for another rank may take it too, hence the limit for the whole start.
+that waits forever for a device or another rank may take it too, hence the limit for the whole start.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from app.errors import EngineFailed
 PATIENCE = 3
 LOOKS = 8
 """Looks of a watchdog within its limit."""
-LONGEST_LOOK_S = 5.0
-LEAST_BYTES = 1 << 20
+MAX_LOOK_S = 5.0
+MIN_BYTES = 1 << 20
 """Bytes read or written that count; the messages between threads are far fewer."""
 END_S = 30.0
 """Seconds to await the end of a start that was given up: SGLang looks at its processes every 5 s."""
@@ -45,7 +45,7 @@ class _Looks:
 
     def __init__(self, clock_s: Callable[[], float], *limits_s: float) -> None:
         self._clock_s = clock_s
-        self.interval_s = min([LONGEST_LOOK_S, *(limit_s / LOOKS for limit_s in limits_s if limit_s)])
+        self.interval_s = min([MAX_LOOK_S, *(limit_s / LOOKS for limit_s in limits_s if limit_s)])
         self._looked_s = clock_s()
 
     def _begin_look(self) -> tuple[float, bool]:
@@ -94,7 +94,7 @@ class HangWatchdog(_Looks):
             compiled_s = await asyncio.to_thread(self._compiled_s) if self.is_silent else None
 
     def look(self, compiled_s: float | None) -> bool:
-        """Look once; whether the engine hangs. `compiled_s` is None where nobody has asked for it."""
+        """Look once; True if the engine hangs. `compiled_s` is None where it was not measured."""
         now_s, is_late = self._begin_look()  # after a late one, the engine's output has not been read yet
         seen = self._progress()
         is_idle = not seen.open_choices or not self._last.open_choices
@@ -168,7 +168,7 @@ class StartWatchdog(_Looks):
     def _has_worked(self, work: Work, since_s: float) -> bool:
         """True if more was done since the last time than by processes that wait."""
         cpu_s, num_bytes = work.cpu_s - self._last.cpu_s, work.num_bytes - self._last.num_bytes
-        moved = num_bytes >= LEAST_BYTES
+        moved = num_bytes >= MIN_BYTES
         return moved or has_computed(cpu_s, since_s) or work.pids != self._last.pids
 
 

@@ -1,4 +1,4 @@
-"""The classifiers that come with the server: all as they were shipped, or it does not start."""
+"""The classifiers shipped with the server: if a file was changed, it does not start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Models(NamedTuple):
     prompts: PromptClassifier
     answers: AnswerClassifier
     second_stage: SecondStageClassifier
-    """What reviews an answer."""
+    """The second stage, which reviews flagged answers."""
     directory: Path
     sure_below: float = 0.0
     """Below this harm the n-grams alone let a prompt pass; see PromptScreen."""

@@ -32,9 +32,9 @@ from app.safety.verdict import NgramResult, Scores
 SHORT_CHARS = 100
 """Characters of a short text."""
 LEAST_CHARS, NOTHING_SAID = 3, -3.0
-"""ASCII texts of so few characters say nothing either way: their logit of harm is at most this."""
+"""For ASCII texts of so few characters the logit of harm is capped: they are no evidence."""
 _INNER_CAPITALS = re.compile(r"[^\W\d_A-Z][A-Z]")
-MOST_INNER_CAPITALS = 2
+MAX_INNER_CAPITALS = 2
 """Capitals within words that an ordinary text may have."""
 _REFUSES = re.compile(
     r"\b(sorry|apolog|i can(no|['\u2019])?t|i (am|['\u2019]m) (not able|unable)"
@@ -176,15 +176,15 @@ class Classifier:
         return _scores(logit, encoded[1:ANSWER])
 
     def _worst(self, text: str) -> tuple[float, NDArray[np.float32]]:
-        """The highest logit of harm of what may be read in the text, and its topics.
+        """The highest logit of harm of the text's views, and its topics.
 
         The encoder reads the text itself, whose marks make words of other languages what they are. It reads
-        the plain form too where letters may be look-alikes, or capitals are where nobody writes them.
+        the plain form too where letters may be look-alikes, or capitals in unusual places.
         """
         blend, length = self._blend, doublings(len(text))
         plain, *others = views(text)
         read = [(text, plain), *((other, other) for other in others)]
-        is_odd = text.isupper() or len(_INNER_CAPITALS.findall(text)) > MOST_INNER_CAPITALS
+        is_odd = text.isupper() or len(_INNER_CAPITALS.findall(text)) > MAX_INNER_CAPITALS
         if is_odd or (plain.isascii() and not text.isascii()):
             read.append((plain, plain))
         readings = [self._reading(shown, counted, length) for shown, counted in read]

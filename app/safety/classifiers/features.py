@@ -1,7 +1,7 @@
 """Hashed n-grams of normalized text: words 1-2 and characters 3-5, as 64-bit numbers.
 
 The hash of a span is a polynomial in its code points modulo 2**64 (arrays of unsigned integers wrap), so that
-the hashes of all spans of a text come from a few array operations. A model's table takes the upper bits of
+the hashes of all spans of a text take a few array operations. A model's table takes the upper bits of
 the mixed hash.
 
     span       polynomial, base B, salted by kind     made for
@@ -20,8 +20,8 @@ Hashes = NDArray[np.uint64]
 CHARS: tuple[int, ...] = (3, 4, 5)
 """Lengths of the character n-grams."""
 
-PIECE = 8192
-"""Characters hashed at once; longer texts go in pieces, whose seams lose a few n-grams."""
+CHUNK_CHARS = 8192
+"""Characters hashed at once; longer texts are cut into chunks, whose seams lose a few n-grams."""
 
 _BASE = 0x9E3779B97F4A7C15
 _PAIR = np.uint64(0xD6E8FEB86659FD93)
@@ -39,8 +39,8 @@ def _powers(base: int, count: int) -> Hashes:
     return np.multiply.accumulate(steps)
 
 
-_UP = _powers(_BASE, PIECE + 1)
-_DOWN = _powers(_INVERSE, PIECE + 1)
+_UP = _powers(_BASE, CHUNK_CHARS + 1)
+_DOWN = _powers(_INVERSE, CHUNK_CHARS + 1)
 _CHARS_UP = [(n, _UP * np.uint64(pow(_BASE, n - 1, _MODULUS))) for n in CHARS]
 _PLUS_ONE = bytes((byte + 1) % 256 for byte in range(256))
 
@@ -94,7 +94,7 @@ def _sums(text: str) -> Hashes:
     return sums
 
 
-def _piece(text: str) -> Hashes:
+def _chunk(text: str) -> Hashes:
     """The hashes of a text's n-grams, salted by kind and not mixed: words, pairs, characters.
 
     Written in place, and by NumPy's own functions rather than those around them: for a short text it is the
@@ -130,9 +130,11 @@ def hashed(text: str) -> Hashes:
 
 
 def _hashed(span: str) -> Hashes:
-    if len(span) <= PIECE:
-        return mixed(_piece(span))
-    return mixed(np.concatenate([_piece(span[at : at + PIECE]) for at in range(0, len(span), PIECE)]))
+    if len(span) <= CHUNK_CHARS:
+        return mixed(_chunk(span))
+    return mixed(
+        np.concatenate([_chunk(span[at : at + CHUNK_CHARS]) for at in range(0, len(span), CHUNK_CHARS)])
+    )
 
 
 def span_places(span: str, bits: int) -> NDArray[np.intp]:

@@ -1,4 +1,4 @@
-"""The files that were shipped as a model, and whether they still are what was shipped."""
+"""The files of a shipped model, checked against its manifest."""
 
 from __future__ import annotations
 

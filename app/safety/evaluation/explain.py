@@ -1,11 +1,11 @@
-"""Why a request is judged as it is: the text that decides and its sentences, scores, words, what policies do.
+"""The explanation of a verdict: the deciding text, its sentences, scores, words, and each policy's action.
 
 The screen reads several texts of a request, such as the newest message and the last turns as one text. Each
 is judged alone; the strictest verdict decides.
 
 The span that decides is the smallest run of sentences without which the verdict is milder. To look at every
 run by the encoder would take minutes; so the n-grams rank the runs of a length, and the screen reads the text
-without the best few. The work is bounded whatever the text is. Keeps and logs nothing.
+without the best few. The work is bounded for any text. Keeps and logs nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from app.safety.verdict import ACTIONS, Action, Verdict, highest, stricter
 
 MAX_CHARS = 20_000
 """Characters of a text that is explained."""
-MAX_PIECES = 40
+MAX_SPANS = 40
 """Sentences; where there are more, neighbours count as one."""
 LEVELS = 3
 """Rounds in which the sentences of neighbours that decide are tried one by one."""
-MAX_PIECES_OF_LONG = 24
+MAX_SPANS_OF_LONG = 24
 """Sentences of a text over LONG_CHARS, which the n-grams read for several milliseconds each time."""
 LONG_CHARS = 4_000
 TRIES = 3
@@ -73,7 +73,7 @@ async def explain(
     verdict = await judge(turns)
     unlifted = turns._replace(edited=lambda _edit: None)  # as the classifiers read them
     classified = verdict if verdict.lifted is None else await judge(unlifted)
-    texts = await _judged_apart(body, turns, classified, judge)
+    texts = await _judge_each(body, turns, classified, judge)
     _, read, alone = texts[0]
     span = None
     if alone.action is not None:
@@ -153,7 +153,7 @@ def _scores_as_json(verdict: Verdict, policy: Policy) -> dict[str, Any]:
 
 
 class _Judge(NamedTuple):
-    """Gives the verdict on what is read of a request."""
+    """Gives the verdict on the read texts of a request."""
 
     policy: Policy
     screen: PromptScreen
@@ -169,7 +169,7 @@ def _check_length(turns: Turns) -> None:
         raise ValueError(f"the text has {longest:,} characters, and at most {MAX_CHARS:,} are explained")
 
 
-async def _judged_apart(
+async def _judge_each(
     body: Mapping[str, Any], turns: Turns, classified: Verdict, judge: _Judge
 ) -> list[JudgedText]:
     """The verdict on each text that is read, the strictest first; of equals the newest."""
@@ -216,7 +216,7 @@ async def _deciding(read: Read, verdict: Verdict, judge: _Judge, harm_of: Callab
     """
     text = read.text
     within = Span(0, len(text))
-    limit = MAX_PIECES if len(text) <= LONG_CHARS else MAX_PIECES_OF_LONG
+    limit = MAX_SPANS if len(text) <= LONG_CHARS else MAX_SPANS_OF_LONG
     for _ in range(LEVELS):
         single = [span for span in sentences(text) if span.start >= within.start and span.end <= within.end]
         spans = joined(single, limit)

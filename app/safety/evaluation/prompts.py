@@ -2,7 +2,7 @@
 
 A row is a JSON object of a line: `text`, `label` (1 harmful, 0 benign), and if they are known `category`
 and `source`. The score of a text is the highest of its categories, which is one scale over all of them.
-Rates come with the 95% interval of Wilson (1927).
+Rates have the 95% interval of Wilson (1927).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from app.safety.verdict import Action
 from app.settings import SettingsError
 
 TARGETS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1)
-"""False positive rates at which recall is given, by thresholds on the benign rows at hand."""
+"""False positive rates at which recall is given, by thresholds on the benign rows."""
 UNKNOWN = "unknown"
 _Z = 1.959964
 

@@ -1,4 +1,4 @@
-"""How soon the stream screen halts harmful replies, and how often benign ones: labelled replies, streamed.
+"""The stream screen on labelled replies: when it halts harmful ones, and how often benign ones.
 
 A reply is fed word by word, a word a token, as an engine would hand it over, and nothing of its prompt is
 known. Its score is the highest of its reviews; 0 if there was none.

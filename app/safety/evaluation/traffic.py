@@ -1,8 +1,8 @@
-"""A server's own traffic by its safety records: what the policy made of it, and what others would have made.
+"""A server's own traffic by its safety records: the policy's actions, and those of other policies.
 
 A record has the scores of everything that the screens read of a text, so that another policy judges it as the
-server would have. Two things it cannot know: whether people would have gone on differently, and, of an
-answer, whether the other policy had watched its prompt. Rates come with the 95% interval of Wilson (1927).
+server would have. Two things it cannot know: whether people would have continued differently, and, of an
+answer, whether the other policy had watched its prompt. Rates have the 95% interval of Wilson (1927).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from app.store.safety_records import SafetyRecord, Total
 RATES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 """Targets at which a report shows what would have been refused and halted."""
 RECORDED = "recorded"
-"""The name of what the policy said when the record was made."""
+"""The name of the policy's action when the record was made."""
 _NONE = "none"
 Judges = Callable[[SafetyRecord], tuple[Action | None, str | None]]
 """Gives the action on a record, and the category that decides it."""

@@ -31,7 +31,7 @@ MIN_ROOM_CHARS = 1_000
 
 
 class GuardFailed(Exception):
-    """The guard gave no verdict: it took too long, its engine failed, or what it said cannot be read."""
+    """The guard gave no verdict: it took too long, its engine failed, or its output cannot be read."""
 
     def __init__(self, why: Failure) -> None:
         super().__init__(why)
@@ -104,7 +104,7 @@ class Guard:
         return scored(self._form, question, answer.entries, answer.text)
 
     async def _answer(self, request: ChatRequest) -> _Answer:
-        """The whole answer. It is read in a task of its own: who gives up on it must not close it unread."""
+        """The whole answer, read in a task of its own: a cancelled caller must not close it unread."""
         task = asyncio.create_task(self._read(request), name=request.request_id)
         self._reading.add(task)
         task.add_done_callback(self._forget)
@@ -138,7 +138,7 @@ class Guard:
         self._reading.discard(task)
         self._unwanted.discard(task.get_name())
         if not task.cancelled():
-            task.exception()  # seen: nobody may be waiting any more
+            task.exception()  # retrieved: no task may await it
 
 
 @dataclasses.dataclass(slots=True)
@@ -152,7 +152,7 @@ class _Answer:
 
 
 class GuardTier:
-    """The guard's verdicts under a policy, and what its failures mean: closed for whoever is watched."""
+    """The guard's verdicts under a policy, and its failures: a watched request fails closed."""
 
     def __init__(self, guard: Guard, counters: SafetyCounters, *, fail_open: bool) -> None:
         self._guard = guard
@@ -162,7 +162,7 @@ class GuardTier:
     async def judge(
         self, policy: Policy, conversation: Sequence[Message], *, watched: bool
     ) -> Verdict | None:
-        """What becomes of the conversation's last turn; None when the guard failed and that is let pass.
+        """The verdict on the conversation's last turn; None when the guard failed and fails open.
 
         Run as a task beside `engine.generate` and awaited before the first release; cancelling it
         stops the guard. Raises ScreenFailed when it failed and the prompt is on *watch*, or

@@ -80,7 +80,7 @@ def _row(entry: Mapping[str, Sequence[float]]) -> _Row:
     fprs = [float(fpr) for fpr in entry["fpr"]]
     thresholds = [float(threshold) for threshold in entry["threshold"]]
     if not fprs or len(fprs) != len(thresholds):
-        raise ValueError("rates and thresholds are not as many")
+        raise ValueError("rates and thresholds differ in number")
     if not all(0 < fpr < 1 for fpr in fprs) or fprs != sorted(set(fprs)):
         raise ValueError("rates do not rise between 0 and 1")
     if not all(0 < t <= 1 for t in thresholds) or thresholds != sorted(thresholds, reverse=True):

@@ -1,7 +1,7 @@
-"""The policy in force: it turns scores into verdicts. Immutable; a reload puts another one in its place.
+"""The policy in force: it turns scores into verdicts. Immutable; a reload replaces it.
 
-A category acts at a threshold, the score that its target false positive rate stands for in the table
-that came with the classifiers. The variants of a policy (`PolicyVariant`) are made when they are asked for.
+A category acts at a threshold, the score of its target false positive rate in the table
+that is shipped with the classifiers. The variants of a policy (`PolicyVariant`) are made at first use.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Policy:
         self.answer_record_floor = self._record_floor("output")
         """The least harm of an answer on which any policy could act."""
         self.prompt_record_floor = self._record_floor("categories")
-        """The same of a prompt, by n-grams and encoder."""
+        """The least harm of a prompt on which any policy could act, by n-grams and encoder."""
         self.hash = self._hash()
         """Sixteen hex digits over rules, thresholds and texts; with every event."""
 
@@ -142,7 +142,7 @@ class Policy:
         return verdict
 
     def clear_prompt(self, harm: float, stage: Stage) -> Verdict | None:
-        """The verdict on a prompt of this harm, where it is the same whatever the categories."""
+        """The verdict on a prompt of this harm, where no category changes it."""
         floor = self._prompt_floors.get(stage)
         if floor is None:
             floor = self._prompt_floors[stage] = _lowest(self._prompt_limits(stage, 1))
@@ -178,7 +178,7 @@ class Policy:
         limits = self._prompt_limits("encoder", 1)
         return {limit.action: limit.threshold for limit in limits if limit.category == category}
 
-    def in_doubt(self, scores: Scores) -> bool:
+    def is_uncertain(self, scores: Scores) -> bool:
         """True if the n-grams would watch the prompt with the whole watch rate to spend."""
         limits = [
             Limit("watch", self._calibration.at("ngrams", c, max(self._rules[c].watch_fpr, MIN_FPR)), c)
@@ -206,7 +206,7 @@ class Policy:
         """The message about a blocked prompt or answer; it names a category only where it is sure."""
         return self._notices.message(_named(verdict), request_id)
 
-    def given_up(self) -> list[str]:
+    def weakened(self) -> list[str]:
         """The ways in which this policy does less than the built-in one, each with its categories."""
         titles: dict[str, list[str]] = {}
         for category, rule in self._rules.items():
@@ -337,7 +337,7 @@ class Policy:
 
 
 class Policies:
-    """The policy in force; reads its file anew."""
+    """The policy in force; reads its file again on reload."""
 
     def __init__(
         self, path: Path | None, models: Path, country: str = "", contact: str = "", *, observe: bool = False
@@ -393,9 +393,9 @@ def _watch(action: Action | None) -> Action | None:
 
 
 def _named(verdict: Verdict) -> str | None:
-    """The category of a verdict that a person is told of: none where another is nearly as likely.
+    """The category that the notice names: none where another is nearly as likely.
 
-    Whoever may think of self-harm is told of help even so.
+    Of self-harm the notice offers help even so.
     """
     scores = verdict.scores
     top = max(scores, key=lambda category: scores[category], default=None)

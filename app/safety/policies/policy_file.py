@@ -53,7 +53,7 @@ class Rule:
     answer_fpr: float = ANSWER_FPR
     """Of answers: halted."""
     watched_answer_fpr: float = WATCHED_ANSWER_FPR
-    """The same where the prompt is watched."""
+    """Of answers whose prompt is watched: halted."""
 
     def tightened(self) -> Rule:
         """The rule of a strict key: what would be watched or recorded is blocked; off stays off."""

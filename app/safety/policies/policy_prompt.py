@@ -41,7 +41,7 @@ class PolicyPrompt:
         return replace(prompt, unbilled_tokens=min(tokens, len(prompt.token_ids)))
 
     async def _render_raw(self, engine: Engine, request: ChatRequest, raw: RawPrompt, preface: str) -> Prompt:
-        """The same where no template is applied."""
+        """Render a raw prompt, to which no template is applied."""
         key = (engine.model.id, preface, "raw")
         tokens = self._tokens.get(key)
         if tokens is None:

@@ -1,4 +1,4 @@
-"""The prompt screen: a quick look on the loop, a thorough one in a thread of its own.
+"""The prompt screen: a fast look on the loop, a thorough one in a thread of its own.
 
 Every character is read. A long text is read in slices; its ends, where the request stands as a rule,
 are held to the policy's targets as they are, and the slices between them, the more there are the more
@@ -6,8 +6,8 @@ strictly, so that a long document is no likelier to be refused than a short one.
 ends and the slices that the n-grams find worst; the n-grams read all. Of what stands before the newest
 turn it reads the texts that the n-grams are in doubt of.
 
-Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set to fail open. A prompt that
-waited too long for its turns raises ScreenBusy in any case.
+Fails closed: any failure raises ScreenFailed, unless the server is set to fail open. A prompt that
+waited too long for its slots raises ScreenBusy in any case.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from app.safety.verdict import (
 
 T = TypeVar("T")
 
-QUICK_CHARS = 2 * SLICE_CHARS
+FAST_CHARS = 2 * SLICE_CHARS
 """Characters of a text that `ngram_verdict` reads whole; of a longer one, the first and last slice."""
-QUICK_EARLIER = 3
+FAST_EARLIER = 3
 """Earlier turns without remembered scores that `ngram_verdict` scores; `full_verdict` scores all."""
-LOOKED_AT = 512
+MAX_REMEMBERED_TURNS = 512
 """Earlier turns of which `ngram_verdict` looks up the remembered scores."""
 
 
@@ -118,7 +118,7 @@ class PromptScreen:
             least_doubt = max(harm(scores), harm(doubted)) < self._sure_below
             sure = not strikes and least_doubt and _is_read_whole(turns) and self._knows(turns, looked)
             return policy.judge([Reading("ngrams", scores)]), sure
-        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing is let pass unscreened
+        except Exception as exc:  # noqa: BLE001  # any error: nothing passes unscreened
             return self._failed("ngrams", "error", policy, exc), False
 
     async def full_verdict(
@@ -126,7 +126,7 @@ class PromptScreen:
     ) -> Verdict:
         """The verdict of n-grams and encoder, in the thread; of every character.
 
-        Owners take turns, slice by slice; of an owner's prompts short ones go before long ones.
+        Owners alternate, slice by slice; of an owner's prompts short ones go before long ones.
         Raises ScreenFailed.
         """
         policy = policy.after(strikes)
@@ -150,7 +150,7 @@ class PromptScreen:
             if rest is None:
                 return refused
             verdict = policy.lifted(refused, await self._read(work, rest, policy, skip_below=0.0))
-        except Exception:  # noqa: BLE001  # whatever it is, nothing is let pass by it
+        except Exception:  # noqa: BLE001  # any error: nothing passes by it
             self._counters.failed("encoder", "error", passed=False)
             return refused
         if verdict.lifted is not None:
@@ -160,7 +160,7 @@ class PromptScreen:
     async def in_thread(self, owner: str, size: int, function: Callable[[], T]) -> T:
         """`function()`, which would hold up the loop, in the thread. Raises ScreenFailed.
 
-        A server that fails open does so too: what it would let pass is what `function` was to find.
+        A server that fails open does so too: `function` was to find what would pass.
         """
         work = Work(owner, size, work_s=self._timeout_s + size / ENCODER_CHARS_PER_S, wait_s=self._wait_s)
         try:
@@ -195,7 +195,7 @@ class PromptScreen:
     ) -> tuple[Verdict, bool] | None:
         """The verdict on a prompt of so little harm that no category can do anything; None for others.
 
-        What is read for it is left in `looked`.
+        `looked` collects the read texts.
         """
         if not _is_read_whole(turns):
             return None
@@ -219,15 +219,15 @@ class PromptScreen:
         scores: Scores = {}
         doubted: Scores = {}
         for text, weight, _ in turns.newest:
-            for piece in ends(text):
-                scores = highest(scores, _faded(self._texts.by_ngrams(piece, looked), weight))
+            for chunk in ends(text):
+                scores = highest(scores, _faded(self._texts.by_ngrams(chunk, looked), weight))
         new = 0
-        for text, weight, watch in turns.earlier[:LOOKED_AT]:
-            for piece in ends(text):
-                remembered = self._texts.remembered(piece)
-                if remembered is None and new < QUICK_EARLIER:
+        for text, weight, watch in turns.earlier[:MAX_REMEMBERED_TURNS]:
+            for chunk in ends(text):
+                remembered = self._texts.remembered(chunk)
+                if remembered is None and new < FAST_EARLIER:
                     new += 1
-                    remembered = self._texts.by_ngrams(piece, looked)
+                    remembered = self._texts.by_ngrams(chunk, looked)
                 scores = highest(scores, _faded(remembered or {}, weight))
                 doubted = highest(doubted, remembered or {}) if watch else doubted
         return scores, doubted
@@ -256,39 +256,39 @@ class PromptScreen:
     ) -> dict[int, _SlicedScores]:
         """The texts before the newest turns, by number, that the encoder has not to read, and their scores.
 
-        These are the texts that the n-grams alone would let pass, and those beyond the worst ENCODED_TEXTS.
+        These are the texts that pass by the n-grams alone, and those beyond the worst ENCODED_TEXTS.
         """
         if not skip_below and len(earlier) <= ENCODED_TEXTS:
             return {}
-        pieces = [slices(read.text) for read in earlier]
+        chunks = [slices(read.text) for read in earlier]
         scores = iter(
-            await self._texts.all_by_ngrams(work, [piece for of_text in pieces for piece in of_text])
+            await self._texts.all_by_ngrams(work, [chunk for of_text in chunks for chunk in of_text])
         )
-        quick: dict[int, _SlicedScores] = {}
-        for number, of_text in enumerate(pieces):
+        fast: dict[int, _SlicedScores] = {}
+        for number, of_text in enumerate(chunks):
             if number % MERGED == 0:
                 await asyncio.sleep(0)
-            quick[number] = _SlicedScores(highest(*islice(scores, len(of_text))), {}, 0)
-        worst = sorted(quick, key=lambda number: -harm(quick[number].ends))[:ENCODED_TEXTS]
+            fast[number] = _SlicedScores(highest(*islice(scores, len(of_text))), {}, 0)
+        worst = sorted(fast, key=lambda number: -harm(fast[number].ends))[:ENCODED_TEXTS]
         for number in worst:
-            sure = harm(quick[number].ends) < skip_below and earlier[number].text.isascii()
-            if not (sure and await self._texts.is_language(work, pieces[number])):
-                del quick[number]
-        return quick
+            sure = harm(fast[number].ends) < skip_below and earlier[number].text.isascii()
+            if not (sure and await self._texts.is_language(work, chunks[number])):
+                del fast[number]
+        return fast
 
     async def _read_one(self, work: Work, read: Read) -> _SlicedScores:
-        pieces = slices(read.text)
-        between = pieces[1:-1]
+        chunks = slices(read.text)
+        between = chunks[1:-1]
         at_ends: Scores = {}
-        for piece in (pieces[0], pieces[-1])[: len(pieces)]:
-            at_ends = highest(at_ends, await self._texts.by_encoder(work, piece))
-        quick = await self._texts.all_by_ngrams(work, between)
-        worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED_SLICES]
+        for chunk in (chunks[0], chunks[-1])[: len(chunks)]:
+            at_ends = highest(at_ends, await self._texts.by_encoder(work, chunk))
+        fast = await self._texts.all_by_ngrams(work, between)
+        worst = sorted(range(len(between)), key=lambda i: -harm(fast[i]))[:ENCODED_SLICES]
         for i in worst:
-            quick[i] = await self._texts.by_encoder(work, between[i])
+            fast[i] = await self._texts.by_encoder(work, between[i])
         merged: Scores = {}
-        for start in range(0, len(quick), MERGED):
-            merged = highest(merged, *quick[start : start + MERGED])
+        for start in range(0, len(fast), MERGED):
+            merged = highest(merged, *fast[start : start + MERGED])
             await asyncio.sleep(0)
         return _SlicedScores(at_ends, merged, len(between))
 
@@ -303,7 +303,7 @@ class PromptScreen:
 
 def ends(text: str) -> Iterator[str]:
     """The parts of a text that `ngram_verdict` reads: all of it, or its first and its last slice."""
-    if len(text) <= QUICK_CHARS:
+    if len(text) <= FAST_CHARS:
         yield text
     else:
         yield text[:SLICE_CHARS]
@@ -316,9 +316,9 @@ def _turns(conversation: Conversation) -> Turns:
 
 def _is_read_whole(turns: Turns) -> bool:
     """True if `ngram_verdict` reads all of it."""
-    if len(turns.earlier) > QUICK_EARLIER:
+    if len(turns.earlier) > FAST_EARLIER:
         return False
-    return max((len(read.text) for read in (*turns.newest, *turns.earlier)), default=0) <= QUICK_CHARS
+    return max((len(read.text) for read in (*turns.newest, *turns.earlier)), default=0) <= FAST_CHARS
 
 
 def _faded(scores: Scores, weight: float) -> Scores:

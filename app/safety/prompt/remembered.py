@@ -55,7 +55,7 @@ class Remembered(Generic[T]):
 class Judged:
     """The texts that this server has judged, by whose they are and which policy was in force.
 
-    Users' turns that were let pass, and answers: those that it released, and those that were read in an
+    Users' turns that passed, and answers: those that it released, and those that were read in an
     unwatched prompt. After a restart it is empty, and what clients send of a conversation is read again.
     """
 
@@ -78,7 +78,7 @@ class JudgedTexts(NamedTuple):
     """Those of this request's long texts, each of which is looked up several times."""
 
     def is_passed(self, turn: str) -> bool:
-        """True if a user's turn was judged and let pass."""
+        """True if a user's turn was judged and passed."""
         return self.texts.get(self._key("user", turn)) is not None
 
     def is_answer(self, field: str) -> bool:
@@ -86,7 +86,7 @@ class JudgedTexts(NamedTuple):
         return self.texts.get(self._key("assistant", field.strip())) is not None
 
     def add_passed(self, turns: Iterable[str]) -> None:
-        """Remember users' turns of a prompt that was let pass."""
+        """Remember users' turns of a prompt that passed."""
         for turn in turns:
             self.texts.put(self._key("user", turn), True)
 

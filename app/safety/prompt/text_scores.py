@@ -10,10 +10,10 @@ from app.concurrency.owner_threads import OwnerThreads, Work
 from app.safety.prompt.remembered import Remembered
 from app.safety.verdict import NgramResult, Scores, checked
 
-QUICK_SLICES = 16
+NGRAM_BATCH = 16
 """Slices that the n-grams read in one turn: about 6 ms, less than what the encoder takes for one."""
 MERGED = 512
-"""Texts or slices whose scores are put together in one turn of the loop: 2 ms."""
+"""Texts or slices whose scores are combined in one tick of the loop: 2 ms."""
 REMEMBERED = 8_192
 """Texts whose scores are kept."""
 
@@ -21,7 +21,7 @@ REMEMBERED = 8_192
 class PromptClassifier(Protocol):
     """The classifier (app.safety.classifiers.classifier). Both may be called at once, in two threads.
 
-    A text has at most QUICK_CHARS characters, and all of it is read.
+    A text has at most FAST_CHARS characters, and all of it is read.
     """
 
     def fast(self, text: str) -> NgramResult:
@@ -33,7 +33,7 @@ class PromptClassifier(Protocol):
         ...
 
 
-class Glance(NamedTuple):
+class RememberedScores(NamedTuple):
     """The part of an `NgramResult` that is remembered."""
 
     harm: float
@@ -46,11 +46,11 @@ class TextScores:
     def __init__(self, classifier: PromptClassifier, thread: OwnerThreads) -> None:
         self._classifier = classifier
         self._thread = thread
-        self._glances = Remembered[Glance](REMEMBERED)
+        self._glances = Remembered[RememberedScores](REMEMBERED)
         self._ngrams = Remembered[Scores](REMEMBERED)
         self._encoder = Remembered[Scores](REMEMBERED)
 
-    def glance(self, text: str, looked: dict[str, NgramResult]) -> Glance:
+    def glance(self, text: str, looked: dict[str, NgramResult]) -> RememberedScores:
         """The n-grams' harm of a text; a new result is left in `looked`, for its scores."""
         key = self._glances.key(text)
         remembered = self._glances.get(key)
@@ -59,7 +59,7 @@ class TextScores:
         result = looked[text] = self._classifier.fast(text)
         if not 0.0 <= result.harm <= 1.0:
             raise ValueError("harm out of range")
-        return self._glances.put(key, Glance(result.harm, result.is_language))
+        return self._glances.put(key, RememberedScores(result.harm, result.is_language))
 
     def remembered(self, text: str) -> Scores | None:
         """The n-grams' scores of a text, where they are remembered."""
@@ -75,10 +75,10 @@ class TextScores:
         return self._ngrams.put(key, checked(result.scores()))
 
     async def all_by_ngrams(self, work: Work, texts: Sequence[str]) -> list[Scores]:
-        """The n-grams' scores of each text, in the thread: QUICK_SLICES at a time."""
+        """The n-grams' scores of each text, in the thread: NGRAM_BATCH at a time."""
         scores: list[Scores] = []
-        for start in range(0, len(texts), QUICK_SLICES):
-            batch = texts[start : start + QUICK_SLICES]
+        for start in range(0, len(texts), NGRAM_BATCH):
+            batch = texts[start : start + NGRAM_BATCH]
             keys = [self._ngrams.key(text) for text in batch]
             by_key = {key: kept for key in keys if (kept := self._ngrams.get(key)) is not None}
             unread = {key: text for key, text in zip(keys, batch, strict=True) if key not in by_key}
@@ -92,7 +92,7 @@ class TextScores:
         return scores
 
     async def by_encoder(self, work: Work, text: str) -> Scores:
-        """The encoder's scores, in the thread: a slice at a time, so that others have their turns."""
+        """The encoder's scores, in the thread: a slice at a time, so that owners alternate."""
         key = self._encoder.key(text)
         remembered = self._encoder.get(key)
         if remembered is not None:

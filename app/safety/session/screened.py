@@ -67,7 +67,7 @@ class ScreenedSession(SafetySession):
         if watched is not None:
             verdict, sure = stricter(verdict, watched), False
         # Most prompts that the full verdict watches are in doubt by now, short of the n-grams' threshold.
-        self._strict = verdict.watched or policy.in_doubt(verdict.scores)
+        self._strict = verdict.watched or policy.is_uncertain(verdict.scores)
         if sure and guard is None:
             self._decide(verdict)
             return
@@ -80,7 +80,7 @@ class ScreenedSession(SafetySession):
         return {} if verdict is None else {"verdict": as_state(verdict), "strict": self._strict}
 
     async def restore(self, request: ChatRequest, past: PastTurns, state: Mapping[str, Any]) -> None:
-        """See SafetySession. A prompt that was not judged then is watched at least."""
+        """Restore a suspended session. A prompt that was not judged then is watched at least."""
         role = await self._read_texts(request, past, guarded=False)
         if state:
             verdict = from_state(state["verdict"])
@@ -134,7 +134,7 @@ class ScreenedSession(SafetySession):
             judging.cancel()
             judging.add_done_callback(_retrieve)
         if guarded is None:
-            if verdict.watched:  # that the guard failed is let pass for others only
+            if verdict.watched:  # a failed guard fails open for unwatched requests only
                 raise ScreenFailed
             return verdict
         return stricter(verdict, guarded)
@@ -165,7 +165,7 @@ class ScreenedSession(SafetySession):
             self._judged.add_watched(self._turns.recent[-1:], verdict)
 
     async def render(self, engine: Engine, request: ChatRequest) -> Prompt:
-        """See SafetySession. What only the full verdict watches gets the strict text a turn later.
+        """Render the prompt under its policy. Watched by the full verdict only, it is strict a turn later.
 
         A prompt that may well be refused is judged before the engine computes it, and before it is stored.
         """
@@ -198,7 +198,7 @@ class ScreenedSession(SafetySession):
                 on_broken=broke,
                 fail_open=service.fail_open,
             )
-        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing is released unscreened
+        except Exception as exc:  # noqa: BLE001  # any error: nothing is released unscreened
             passes = False
             with contextlib.suppress(Exception):  # a failure that cannot even be counted lets nothing pass
                 broke(exc)
@@ -219,7 +219,9 @@ class ScreenedSession(SafetySession):
         if screening.broken:
             if not self.request.moderated:
                 return None
-            failed = moderation.failed("safety_unavailable", "The stream screen failed; this was let pass.")
+            failed = moderation.failed(
+                "safety_unavailable", "The stream screen failed; the answer passed unscreened."
+            )
             return moderation.moderation(moderation.results([prompt]), failed)
         for choice, peak in enumerate(screening.peaks()):
             ended_it = halted if choice == screening.halted_choice else None
@@ -249,7 +251,7 @@ class ScreenedSession(SafetySession):
         self._service.store_verdict(self, late, "answer", screening.take_withheld_text())
 
     def _scored(self, verdict: Verdict) -> Verdict:
-        """A verdict on the prompt with the scores that it was let pass without, where they can be had."""
+        """A verdict on the prompt with the scores that were missing when it passed, where available."""
         if not verdict.scores:
             with contextlib.suppress(ScreenFailed):  # of an answer that has been halted, which stands
                 scores = self._service.prompts.ngram_verdict(self._turns, self._policy).scores
@@ -286,4 +288,4 @@ def _check_images(policy: Policy, messages: Sequence[Message]) -> None:
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
-        task.exception()  # nobody may be waiting any more
+        task.exception()  # retrieved: no task may await it

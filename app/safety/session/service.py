@@ -69,7 +69,7 @@ class SafetyService:
         self._second_stage.close()
 
     def screen_broke(self, request_id: str, exc: Exception) -> None:
-        """Count and log a stream screen that threw; its answer is let pass if the server fails open."""
+        """Count and log a stream screen that failed; its answer passes if the server fails open."""
         passed = self.fail_open and not isinstance(exc, ScreenBusy)
         self.counters.failed("stream", "error", passed=passed)
         self._log.error("screen_broke", request_id=request_id, error=safe_traceback(exc), passed=passed)

@@ -42,7 +42,7 @@ class AnswerScreen(Protocol):
         ...
 
     def drain(self) -> Sequence[Delta]:
-        """The deltas that may be released of an answer that broke off."""
+        """The deltas that may be released of an interrupted answer."""
         ...
 
 
@@ -68,7 +68,7 @@ class PastTurns(NamedTuple):
     strikes: int = 0
     """Turns that safety has blocked."""
     from_store: Sequence[bool] = ()
-    """Of each of the first messages, which come from the store, whether it is an answer of this server."""
+    """For each of the first messages, read from the store, True if it is an answer of this server."""
     num_bytes: int = 0
     """The size of the request with its conversation."""
 

@@ -4,7 +4,7 @@ The first stage scores every token, is cheap and often wrong, and halts nothing 
 
     score below the doubt   the base hold-back
     in doubt                the hold-back grows with the score, up to its maximum
-    two hits in a row       a review; nothing goes out before its verdict
+    two hits in a row       a review; nothing is released before its verdict
 
 An answer that was found harmless is reviewed again once its score has clearly risen. The answer to a watched
 prompt is reviewed after its first tokens too, each time that it has doubled, and at its end.
@@ -81,7 +81,7 @@ class Excerpt:
         self._reasoning_chars = 0
         """Characters of the next text that are reasoning."""
 
-    def turn_to(self, channel: Channel, num_unread: int) -> None:
+    def switch_channel(self, channel: Channel, num_unread: int) -> None:
         """Note that the text after `num_unread` characters is of this channel.
 
         A model that doubts in its reasoning may comply in its answer.
@@ -148,10 +148,10 @@ class AnswerReview:
             self._hits = 0
             self._set_clean(tokens)
         else:
-            self._doubt(score, first, tokens)
+            self._raise_holdback(score, first, tokens)
         return self._hits >= HITS_TO_REVIEW or tokens >= self._due_at_tokens
 
-    def _doubt(self, score: float, first: int, tokens: int) -> None:
+    def _raise_holdback(self, score: float, first: int, tokens: int) -> None:
         """Hold more back; a score of a review, or one that is no number, is a hit of each token."""
         self.in_doubt = True
         self.clean_until = min(self.clean_until, tokens - 1)  # an earlier delta may be of the same token
@@ -169,7 +169,7 @@ class AnswerReview:
         self.hit_at, self.clean_until = tokens, clean_until
 
     def is_due_at_end(self, *, scores_wanted: bool) -> bool:
-        """True if an answer with any text is to be reviewed before its end goes out."""
+        """True if an answer with any text is to be reviewed before its end is released."""
         grown = self._watched and self.read_tokens > self._reviewed_tokens
         return bool(self.excerpt.ending) and (grown or self.in_doubt or scores_wanted)
 

@@ -28,10 +28,10 @@ _ALL_TOKENS = 1 << 62
 class StreamState(Enum):
     """The state of an answer after a delta.
 
-    clear    it goes out at once
+    clear    it is released at once
     held     the newest tokens wait for those that follow
     review   all that is held waits for the second-stage classifier
-    halted   what is held is dropped, and the answer ends
+    halted   the held text is dropped, and the answer ends
     """
 
     CLEAR = "clear"
@@ -84,7 +84,7 @@ class HeldDeltas:
         return self.queue[-1][1] - self.released.completion_tokens if self.queue else 0
 
     def skip(self, delta: Delta) -> None:
-        """Note that a delta goes out without being held."""
+        """Note that a delta is released without being held."""
         self.released = delta.counts
         self._terms.held_s(0.0)
 
@@ -144,7 +144,7 @@ class ChoiceScreen:
         tokens, is_last = delta.counts.completion_tokens, delta.finish_reason is not None
         channel = (delta.channel, 0 if delta.tool is None else delta.tool.index)
         if channel != self._channel and (delta.text or delta.tool is not None):  # a last delta may be of any
-            self._turn_to(channel, delta.channel)
+            self._switch_channel(channel, delta.channel)
         if spans is not None and self._completes_span(spans, delta):
             review.hit_span(tokens, clean_until=self._tokens)
             self.verdict = self._terms.policy.halted()
@@ -179,11 +179,11 @@ class ChoiceScreen:
         self.state = state
         return state
 
-    def _turn_to(self, channel: tuple[str, int], of_review: Channel) -> None:
+    def _switch_channel(self, channel: tuple[str, int], of_review: Channel) -> None:
         if self._unread and self._channel is not None:
             self._unread += "\n"  # a word ends with its channel
         self._channel = channel
-        self.review.excerpt.turn_to(of_review, len(self._unread))
+        self.review.excerpt.switch_channel(of_review, len(self._unread))
 
     def _completes_span(self, spans: SpanReader, delta: Delta) -> bool:
         """Read a delta for the hard list; returns True if a span is complete."""
@@ -198,7 +198,7 @@ class ChoiceScreen:
             return False
         assert self._channel is not None
         if spans.channel != self._channel:
-            spans.turn_to(self._channel)
+            spans.switch_channel(self._channel)
         return spans.finds(delta.text)
 
     def settle(self, scores: Scores) -> StreamState:
@@ -212,7 +212,7 @@ class ChoiceScreen:
         return self.state
 
     def release(self) -> Sequence[Delta]:
-        """Take out what may be released of what is held: all of it once the choice has ended."""
+        """Take the held deltas that may be released: all of them once the choice has ended."""
         held, spans = self.held, self._spans
         last = held.queue[-1][0]
         if last.finish_reason is not None:
@@ -225,7 +225,7 @@ class ChoiceScreen:
         return EVERYWHERE if self._spans is None else self._spans.decided(shortest)
 
     def _end(self, last: Delta) -> Sequence[Delta]:
-        """Release what is held to the last delta, less what may begin a span where a caller chose the end."""
+        """Release the held deltas, less a possible beginning of a span where a caller chose the end."""
         if not self._is_chosen_by_caller(last):
             return self.held.release(_ALL_TOKENS, EVERYWHERE)
         stop, spans = last.matched_stop, self._spans

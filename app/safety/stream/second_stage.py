@@ -1,7 +1,7 @@
 """The second-stage classifier of answers: an encoder in a thread of its own, for the answers in review.
 
-One thread is enough, because few answers are reviewed. Owners take turns at it. Fails closed: whatever goes
-wrong raises ScreenFailed. An answer that waited too long for its turn raises ScreenBusy.
+One thread is enough, because few answers are reviewed. Owners alternate. Fails closed: any
+failure raises ScreenFailed. An answer that waited too long raises ScreenBusy.
 """
 
 from __future__ import annotations

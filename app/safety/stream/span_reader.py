@@ -5,7 +5,7 @@
     logprobs         their tokens, and for each the likely others
 
 Positions are counted in folded characters over all channels. A character costs the same whatever stands
-before it. Knows nothing of tokens or of what is held.
+before it. Knows nothing of tokens or of held text.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Reading(_Track):
         if match.shown != match.state or match.pending:
             self.shown = _Track(match.shown, after_space=match.after_space)
 
-    def show_apart(self) -> None:
+    def split_shown(self) -> None:
         """Read from here on apart what a client shows, unless that is done already."""
         if self.shown is None:
             self.shown = self.copy()
@@ -116,7 +116,7 @@ class SpanReader:
         self._spelling = _Reading()
         self._plain = self._shown = self._spelled = 0
 
-    def turn_to(self, channel: Channel) -> None:
+    def switch_channel(self, channel: Channel) -> None:
         """Continue in another channel, where a span of the last one may continue too."""
         if channel == self.channel:
             return
@@ -137,7 +137,7 @@ class SpanReader:
         """Read a text of this channel; returns True if a span is complete."""
         hard_list, reading, across = self._list, self._reading, self._across
         if not _as_it_is(text):
-            reading.show_apart()
+            reading.split_shown()
         length = reading.walk(hard_list, text)
         self._plain += length
         if reading.shown is None and across is None:  # most tokens
@@ -159,11 +159,11 @@ class SpanReader:
         """Read the name of a tool; returns True if a span is complete in it, or across several names."""
         if self.finds_in(name):
             return True
-        self.turn_to(("name", 0))
+        self.switch_channel(("name", 0))
         return self.finds(name)
 
     def finds_in(self, text: str) -> bool:
-        """True if a text that stands for itself has a span in it."""
+        """True if a text, read on its own, has a span in it."""
         return self._list.found_in(text)
 
     def finds_in_logprobs(self, entries: Sequence[Mapping[str, Any]]) -> bool:
@@ -176,7 +176,7 @@ class SpanReader:
             state, after_space = spelling.state, spelling.after_space
             token = entry["token"]
             if not _as_it_is(token):
-                spelling.show_apart()
+                spelling.split_shown()
             self._spelled += spelling.walk(hard_list, token)
             shown_state = spelling.state
             if spelling.shown is not None:

@@ -2,7 +2,7 @@
 
     engine ──▶ feed ──▶ [held: newest tokens of each choice] ──▶ released, per choice in order
                  ├─ two hits in a row ──▶ review by the second stage ──▶ released, or halted
-                 └─ hard-listed span ──▶ halted: what is held is dropped
+                 └─ hard-listed span ──▶ halted: the held text is dropped
 
 The hold-back is elastic, in tokens: none while there is no doubt, for to build it up would take gaps that
 every reader sees. The more doubt, the more tokens are held; after it two are released for each that arrives.
@@ -81,7 +81,7 @@ class StreamScreen:
 
 
 class Screening:
-    """One request's answer, on its way out. If it throws, the answer ends, or all of it is let pass.
+    """The screening of one request's answer. If it fails, the answer ends, or passes unscreened (fail open).
 
     `state` is that of the choice that was read last. In REVIEW, `review` is awaited before another delta is
     fed. HALTED is for all choices, and final.
@@ -145,7 +145,7 @@ class Screening:
                 self._reviewed = choice
             else:
                 self._halt(choice)
-        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing is released unscreened
+        except Exception as exc:  # noqa: BLE001  # any error: nothing is released unscreened
             held = self._break(exc)
             return self._unscreened(held if delta in held else [*held, delta])
         return ()
@@ -195,7 +195,7 @@ class Screening:
         return text
 
     def drain(self) -> Sequence[Delta]:
-        """The deltas that may be released of an answer that broke off; none if this throws."""
+        """The deltas that may be released of an interrupted answer; none if the screen fails."""
         if self.broken:
             return ()
         try:

@@ -24,7 +24,7 @@ _MAX_NESTED = 2
 _LONG_CHARS = 16
 """From this length on a word may be code without anything else saying so."""
 _SHORT_CHARS = 8
-_LONGEST_LEET_CHARS = 24
+_MAX_LEET_CHARS = 24
 
 _SEPARATORS = "-._*/|+~,:;^=&"
 _CUTS = "-._*~"
@@ -191,7 +191,7 @@ def _unleet_word(word: str, *, numbers: bool) -> str:
     """A word of letters and leet signs with letters for these; one of digits alone only if `numbers`."""
     bare = word.rstrip(_EDGES).lstrip(_OPENING)
     lettered = any(map(str.isalpha, bare))
-    if bare.isalpha() or len(bare) > _LONGEST_LEET_CHARS or not (lettered or numbers):
+    if bare.isalpha() or len(bare) > _MAX_LEET_CHARS or not (lettered or numbers):
         return word
     if ("@" in bare and "." in bare) or bare.startswith("0x"):
         return word

@@ -1,4 +1,4 @@
-r"""A piece of text with its escapes decoded as a client decodes them, wherever a piece ends.
+r"""A chunk of text with its escapes decoded as a client decodes them, wherever a chunk ends.
 
 Decoded are the escapes of JSON and of programs (`\u0063`, `\x63`, `\n`, surrogate pairs) and the entities of
 HTML (`&#99;`, `&shy;`), which Markdown renders; nested ones too. A run of backslashes counts as one, so
@@ -27,16 +27,16 @@ _UNFINISHED = re.compile(
     r"|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]?)?"
     r"|&(?:#(?:[xX][0-9a-fA-F]{0,24}|[0-9]{0,24})|[A-Za-z][A-Za-z0-9]{0,30})?)\Z"
 )
-_LONGEST_UNFINISHED = 40
+_MAX_UNFINISHED_CHARS = 40
 
 
 def unescape(text: str) -> tuple[str, str]:
-    """The text with its escapes decoded, and an escape at its end that the next piece has the rest of."""
+    """The text with its escapes decoded, and an escape at its end that the next chunk completes."""
     pending = ""
     for _ in range(_NESTED):
         if "\\" in text:
             text = _RUN.sub(r"\\", text)
-        ending = _UNFINISHED.search(text, max(0, len(text) - _LONGEST_UNFINISHED))
+        ending = _UNFINISHED.search(text, max(0, len(text) - _MAX_UNFINISHED_CHARS))
         if ending is not None:
             text, pending = text[: ending.start()], ending[0] + pending
         further = _paired(_WHOLE.sub(_character, text))

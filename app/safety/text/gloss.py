@@ -19,13 +19,13 @@ from app.safety.text.normalize import bounded
 
 LEXICONS = Path(__file__).parents[1] / "lexicons"
 """A file for each language, named by its code: lines of a form, a tab and its English."""
-LEAST_STEM = {"hi": 3, "id": 4}
-"""Letters of the shortest stem that stands for a longer word, by language."""
-LONGEST_ENDING = 5
+MIN_STEM = {"hi": 3, "id": 4}
+"""Letters of the shortest stem that represents a longer word, by language."""
+MAX_ENDING = 5
 """Letters that a word may have behind its stem."""
-LONGEST_IDIOM = 4
+MAX_IDIOM_WORDS = 4
 """Words of the longest entry of several words that is looked for."""
-LEAST_LISTED = 0.35
+MIN_LISTED_SHARE = 0.35
 """The share of a text's words that has to be listed for a gloss to say anything."""
 SAMPLED, SAMPLED_CHARS = 200, 400
 """Words that decide whether a text is Indonesian, and characters that decide whether it is Hindi."""
@@ -56,13 +56,13 @@ class Lexicon(NamedTuple):
                 raise ValueError(f"lexicon {path.stem}: {line!r} is no form, tab and English")
             english.setdefault(_BETWEEN.sub(" ", plain_form(form)).strip(), meaning)
         openers = frozenset(form.split()[0] for form in english if " " in form)
-        return cls(english, openers, LEAST_STEM[path.stem])
+        return cls(english, openers, MIN_STEM[path.stem])
 
     def gloss(self, words: Sequence[str], also: frozenset[str]) -> Iterator[str | None]:
         """For each word or idiom its English, None if it is not listed; words of `also` stay as they are."""
         at = 0
         while at < len(words):
-            longest = min(LONGEST_IDIOM, len(words) - at) if words[at] in self.openers else 1
+            longest = min(MAX_IDIOM_WORDS, len(words) - at) if words[at] in self.openers else 1
             for length in range(longest, 1, -1):
                 if english := self.english.get(" ".join(words[at : at + length])):
                     yield english
@@ -74,7 +74,7 @@ class Lexicon(NamedTuple):
 
     def _word(self, word: str) -> str | None:
         """The English of a word, or of the longest stem of it."""
-        shortest = max(self.least_stem, len(word) - LONGEST_ENDING)
+        shortest = max(self.least_stem, len(word) - MAX_ENDING)
         stems = [word, *(word[:end] for end in range(len(word) - 1, shortest - 1, -1))]
         return next(filter(None, map(self.english.get, stems)), None)
 
@@ -105,7 +105,7 @@ class Glosser:
             return None
         glosses = list(lexicon.gloss(words, self._english))
         listed = [english for english in glosses if english]
-        return " ".join(listed) if listed and len(listed) >= LEAST_LISTED * len(glosses) else None
+        return " ".join(listed) if listed and len(listed) >= MIN_LISTED_SHARE * len(glosses) else None
 
     def _is_indonesian(self, words: Sequence[str]) -> bool:
         """True if more of the words are listed than are English, and not nearly all are English."""

@@ -1,6 +1,6 @@
-"""Exact spans that may never be released, found in text that is read in pieces (Aho and Corasick, 1975).
+"""Exact spans that may never be released, found in text that is read in chunks (Aho and Corasick, 1975).
 
-Text is folded character by character, so that a piece can end anywhere: compatibility forms,
+Text is folded character by character, so that a chunk can end anywhere: compatibility forms,
 look-alikes, case, accents and invisible characters make no difference, and a run of white space is
 one space. A state says how much of the text's end may yet become a span. Linear in the text,
 whatever it is; knows nothing of streams.

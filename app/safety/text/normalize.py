@@ -24,7 +24,7 @@ _UNSEEN = frozenset({"Mn", "Me", "Cf", "Cs"})
 _BLANK = frozenset("\u115f\u1160\u3164\uffa0\u034f\u17b4\u17b5")
 """Letters by category that show nothing."""
 _BRAILLE_BLANK = "\u2800"
-_LONGEST_DECOMPOSITION = 4
+_MAX_DECOMPOSITION = 4
 """Ligatures of whole phrases stay as they are, so that a text cannot grow eighteenfold."""
 _PHRASES_CHARS = 256
 """Characters that such ligatures may add to a short text."""
@@ -70,7 +70,7 @@ def bounded(text: str) -> str:
     if text.isascii():
         return text
     added = {char: len(unicodedata.normalize("NFKC", char)) - 1 for char in set(text)}
-    phrases = {char: more for char, more in added.items() if more >= _LONGEST_DECOMPOSITION}
+    phrases = {char: more for char, more in added.items() if more >= _MAX_DECOMPOSITION}
     if not phrases:
         return text
     limit = max(len(text), _PHRASES_CHARS)
@@ -105,7 +105,7 @@ def _decomposed(char: str) -> str:
     if unicodedata.is_normalized("NFKD", char):
         return char
     parts = unicodedata.normalize("NFKD", char)
-    if len(parts) > _LONGEST_DECOMPOSITION:
+    if len(parts) > _MAX_DECOMPOSITION:
         return char
     kept = "".join(
         piece for piece in parts if unicodedata.category(piece) not in _UNSEEN and piece not in _BLANK

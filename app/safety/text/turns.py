@@ -34,8 +34,8 @@ DECAY = 0.8
 """By how much an earlier turn's score fades with each turn since."""
 MAX_AGE = 10
 """Turns back that are read: the score of an older turn has faded to a tenth and reaches no threshold."""
-MOST_BEHIND = 8
-"""Newest messages without which those before are read as one text, where nobody has judged them."""
+MAX_UNJUDGED_TAIL = 8
+"""Newest unjudged messages, without which those before are read as one text."""
 SHORT_CHARS = 300
 """Characters of a short text. A longer text that no user wrote needs stronger evidence to be refused."""
 BESIDE_CHARS = 64
@@ -53,7 +53,7 @@ class Memory(Protocol):
     """The texts that this server has judged before (app.safety.prompt.remembered.JudgedTexts)."""
 
     def is_passed(self, turn: str) -> bool:
-        """True if a user's turn was judged and let pass."""
+        """True if a user's turn was judged and passed."""
         ...
 
     def is_answer(self, field: str) -> bool:
@@ -132,7 +132,7 @@ def _edited(
 ) -> Turns | None:
     """The texts to read once `edit` has changed users' messages; None where it changes none.
 
-    Nobody has judged an edited message. Those with other parts than text stay, and so do those before the
+    An edited message is unjudged. Messages with other parts than text stay, and so do those before the
     newest EDITED_CHARS, so that no request is searched for long.
     """
     messages, left = list(body["messages"]), EDITED_CHARS
@@ -152,7 +152,7 @@ def _edited(
 def conversation_of(
     body: Mapping[str, Any], judged: Memory | None = None, stored: Sequence[bool] = ()
 ) -> list[dict[str, str]]:
-    """The conversation as a guard model is shown it: what nobody has judged yet is in the last user's turn.
+    """The conversation as a guard model is shown it: unjudged text is in the last user's turn.
 
     A guard judges the last turn and knows users and answers only, some not even what was before: whatever
     else there is to read in a request would be hidden from it.
@@ -279,7 +279,7 @@ def _turn(run: Sequence[_Entry], judged: Memory | None) -> _Turn:
 
 
 def _newest(turns: Sequence[_Turn], users: Sequence[_Entry]) -> list[Read]:
-    """The newest user's message, those in a row with it, the last turns, and all that nobody has judged."""
+    """The newest user's message, those in a row with it, the last turns, and all unjudged ones."""
     if not turns:
         return []
     texts = [*users[-1].texts]
@@ -296,12 +296,12 @@ def _newest(turns: Sequence[_Turn], users: Sequence[_Entry]) -> list[Read]:
 
 
 def _joined_before(unknown: Sequence[_Entry]) -> Iterator[str]:
-    """Messages that nobody has judged, joined without each of the last ones in turn.
+    """Unjudged messages, joined without the last one, without the last two, and so on.
 
-    A few harmless ones behind a request in pieces would drown it, and none was read when it was the newest.
+    A few harmless ones behind a split request would drown it, and none was read when it was the newest.
     """
     if sum(len(message.content) for message in unknown) <= SLICE_CHARS:
-        for number in range(len(unknown) - 1, max(1, len(unknown) - 1 - MOST_BEHIND), -1):
+        for number in range(len(unknown) - 1, max(1, len(unknown) - 1 - MAX_UNJUDGED_TAIL), -1):
             yield _joined(unknown[:number])
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from app.safety.classifiers.output_model import AGAIN, Grams, plain_bytes
+from app.safety.classifiers.output_model import REPEAT_WEIGHT, Grams, plain_bytes
 from scripts.training.safety.rows import Row
 
 WINDOW_TOKENS = 64
@@ -65,7 +65,7 @@ def sums(
     for reply, length in parts:
         ends.append(reply.ends[:length] + read)
         read = int(ends[-1][-1])
-    scores = weights[places].astype(np.float64) * np.where(_again(places), AGAIN, 1.0) - drift
+    scores = weights[places].astype(np.float64) * np.where(_again(places), REPEAT_WEIGHT, 1.0) - drift
     total = np.concatenate([[0.0], np.cumsum(scores)])[np.concatenate(ends)]
     total_before = np.concatenate([[0.0], total[:-1]])
     result: NDArray[np.float64] = total - np.minimum.accumulate(total_before)

@@ -24,7 +24,7 @@ from scripts.training.safety.tokens import Wordpieces, padded
 DIRECTIONS = 128
 _LEAST_TEXTS = 3  # a word of fewer that is not in the vocabulary has no vector
 _RARE = 0.01  # share of texts at which a word's vector is halved
-_LONGEST_WORD = 20
+_MAX_WORD_CHARS = 20
 _LONGEST_PIECES = 6
 _LENGTH = 2.0  # of the average vector, against an n-gram's NB ratio: how far these are trusted
 _BATCH = 256
@@ -60,7 +60,7 @@ class WordVectors:
 
 
 def _is_plain(word: bytes) -> bool:
-    return 1 < len(word) < _LONGEST_WORD and word.isascii() and word.isalnum()
+    return 1 < len(word) < _MAX_WORD_CHARS and word.isascii() and word.isalnum()
 
 
 def _embedded(words: Sequence[str], weights: Path) -> NDArray[np.float32]:

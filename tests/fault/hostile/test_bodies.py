@@ -274,7 +274,7 @@ async def test_callers_take_turns_with_large_bodies():
     order: list[str] = []
 
     async def parsed(owner: str) -> None:
-        async with budget.turn(owner):
+        async with budget.parse_slot(owner):
             order.append(owner)
             await asyncio.sleep(0)
 

@@ -287,7 +287,7 @@ async def test_one_owners_slow_reads_leave_the_store_to_chat(serve: Serve):
         let_go.wait()
 
     async def slow() -> None:
-        async with served.runtime.reads.turn("ann"):
+        async with served.runtime.reads.slot("ann"):
             await served.runtime.database.read(hang)
 
     slow_reads = [asyncio.create_task(slow()) for _ in range(20)]
@@ -315,15 +315,15 @@ async def test_every_page_of_an_export_waits_for_its_turn(serve: Serve):
     runtime = served.runtime
     bodies = BodyReader(runtime.backends, max_bytes=0, timeout_s=1)
     routes = ConversationRoutes(runtime, bodies)
-    pieces = routes._pieces(owner, outline, VIEW, await routes._page(owner, outline, 0))
-    written = [await anext(pieces), await anext(pieces)]
-    async with served.runtime.reads.turn(owner):
-        second = asyncio.ensure_future(anext(pieces))
+    chunks = routes._chunks(owner, outline, VIEW, await routes._page(owner, outline, 0))
+    written = [await anext(chunks), await anext(chunks)]
+    async with served.runtime.reads.slot(owner):
+        second = asyncio.ensure_future(anext(chunks))
         await database.read(lambda c: page(c, outline, PAGE_MESSAGES))
         await asyncio.wait([second], timeout=0.2)
         assert not second.done()
     written.append(await second)
-    written += [piece async for piece in pieces]
+    written += [piece async for piece in chunks]
     assert len(json.loads(b"".join(written))["messages"]) == len(messages) + 1
 
 

@@ -42,7 +42,7 @@ class StubScheduler:
 class World:
     """A load shedder whose queue nobody leaves."""
 
-    soon_s: float = 1.0
+    max_expected_s: float = 1.0
     max_queued_tokens: int = 10**6
     measured_s: float = TUNING.throughput_memory_s
     """Seconds of measuring that the rate rests on; 1 is a guess."""
@@ -53,7 +53,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.queue = self.scheduler.queue
-        bounds = QueueBounds(max_queued_tokens=self.max_queued_tokens, soon_s=self.soon_s)
+        bounds = QueueBounds(max_queued_tokens=self.max_queued_tokens, max_expected_s=self.max_expected_s)
         throughput = Throughput(RATE, self.now_s, TUNING, self.measured_s)
         self.load_shedder = LoadShedder(bounds, self.queue, self.scheduler, throughput, lambda: 0.0, TUNING)
 
@@ -233,7 +233,7 @@ def test_the_bounds_come_from_the_settings() -> None:
     """One setting for each tier's deadline; waiting is to take no more than a part of the TTFT target."""
     bounds = QueueBounds.of(Settings(queue_batch_s=7.0, ttft_target_s=1.0), TUNING)
     assert bounds.deadline_s == {"interactive": 5.0, "standard": 10.0, "batch": 7.0}
-    assert bounds.soon_s == 0.4
+    assert bounds.max_expected_s == 0.4
 
 
 def test_a_slot_is_kept_once_and_not_early() -> None:

@@ -124,7 +124,7 @@ def test_one_difference_is_found_and_put_right(run: Run, data_dir: Path):
     assert difference["rows"]["cost_micro_usd"] == 3170
 
     status, printed = run("usage", "--rebuild")
-    assert (status, printed.splitlines()[-1]) == (0, "1 daily sums were put right.")
+    assert (status, printed.splitlines()[-1]) == (0, "1 daily sums were corrected.")
     assert run("usage", "--verify")[0] == 0
 
 

@@ -54,7 +54,7 @@ def test_the_compilers_are_those_that_the_server_will_find(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/bin/python"))
     monkeypatch.setattr(platform, "USUAL_NVCC", tmp_path / "none")
     monkeypatch.setattr(report, "CHECKS", {"compilers": report.CHECKS["compilers"]})
-    monkeypatch.setattr(report.examined, "__defaults__", (report.CHECKS, report.LONGEST_S))
+    monkeypatch.setattr(report.examined, "__defaults__", (report.CHECKS, report.MAX_CHECKS_S))
     monkeypatch.setenv("PATH", str(fake.bin))
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
@@ -73,7 +73,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory without settings, and the one check that a test decides."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "CHECKS", {"policy": report.CHECKS["policy"]})
-    monkeypatch.setattr(report.examined, "__defaults__", (report.CHECKS, report.LONGEST_S))
+    monkeypatch.setattr(report.examined, "__defaults__", (report.CHECKS, report.MAX_CHECKS_S))
     return tmp_path
 
 

@@ -106,7 +106,7 @@ class Story:
         self.history = RestartHistory(lambda: self.now_s)
         self.captured = structlog.testing.LogCapture()
         self.cold_caches = 0
-        self.history.listen(structlog.wrap_logger(None, processors=[self.captured]), self._cache_is_cold)
+        self.history.attach(structlog.wrap_logger(None, processors=[self.captured]), self._cache_is_cold)
 
     def _cache_is_cold(self) -> None:
         self.cold_caches += 1
@@ -150,11 +150,11 @@ def test_a_request_that_is_ended_is_logged_by_its_id_and_a_hash() -> None:
     story = Story()
     story.history.ended(2, "r1", "beef")
     story.history.ended(3)
-    story.history.refused("r2-000", "output after its end")
+    story.history.refused("r2-000", "output after the final delta")
     assert (story.history.num_lost, story.history.num_refused) == (5, 1)
     quarantined, contradiction = story.captured.entries
     assert (quarantined["request_id"], quarantined["prompt_hmac"]) == ("r1", "beef")
-    assert (contradiction["choice_id"], contradiction["what"]) == ("r2-000", "output after its end")
+    assert (contradiction["choice_id"], contradiction["what"]) == ("r2-000", "output after the final delta")
 
 
 def test_an_engine_that_does_not_start_itself_has_an_empty_history() -> None:

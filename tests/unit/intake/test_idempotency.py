@@ -20,7 +20,7 @@ class Store:
     async def made_with(self, _owner: str, key: IdempotencyKey) -> str | None:
         return "chatcmpl-1" if key.key == self.key else None
 
-    def turn(self, _owner: str) -> asyncio.Lock:
+    def slot(self, _owner: str) -> asyncio.Lock:
         """A turn to read the store."""
         return asyncio.Lock()
 

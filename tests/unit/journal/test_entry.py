@@ -67,7 +67,7 @@ async def test_a_reservation_is_waited_for_once():
         {},
         reserved=reserved,
         terms=TERMS,
-        hurry=lambda: asked.append("now"),
+        commit_now=lambda: asked.append("now"),
     )
     reserved.set_result(7)
     await waiting.committed()

@@ -19,7 +19,7 @@ from app.journal import retention as retention_module
 from app.journal import settlement
 from app.journal.entry import JournalEntry, Outcome
 from app.journal.history import LoadedTurn
-from app.journal.journal import AT_ONCE, Journal
+from app.journal.journal import CHECKPOINT_BATCH, Journal
 from app.journal.reconcile import reconcile
 from app.journal.retention import MAX_OUTAGE_S, SWEEP_S, Retention
 from app.store import conversations, events, ledger
@@ -190,7 +190,7 @@ async def test_reservation_lingers_for_at_most_half_the_time_that_the_last_ones_
         if number == 0:
             await entry.committed()
         else:
-            world.journal._hurry(clock.now_s - lead_s)
+            world.journal._commit_now(clock.now_s - lead_s)
     assert lingered == pytest.approx([0.0, 0.001, 0.001875, 0.0005, 0.02])
 
 
@@ -477,7 +477,7 @@ async def test_stream_that_is_not_reserved_yet_is_not_checkpointed(world: Genera
 
 async def test_other_tasks_run_while_very_many_streams_are_looked_at(world: Generations):
     """Tokens do not wait for all of them."""
-    for _ in range(AT_ONCE):
+    for _ in range(CHECKPOINT_BATCH):
         stream = world.stream(asked())
         world.journal._live.add(
             JournalEntry(LoadedTurn(asked()), PROMPT, stream, {}, reserved=_never(), terms=TERMS)

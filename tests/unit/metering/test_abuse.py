@@ -213,17 +213,17 @@ def clock() -> Clock:
 def test_addresses_of_one_network_count_once(clock: Clock, first: str, second: str, networks: int) -> None:
     """An IPv4 /24, an IPv6 /48, a mapped address as the IPv4 that it is, a name as it is."""
     seen, key = Addresses(clock), key_of("a")
-    seen.saw(key, first)
-    seen.saw(key, second)
+    seen.record(key, first)
+    seen.record(key, second)
     assert [networks for *_, networks in seen.within(60.0, 1)] == [networks]
 
 
 def test_what_is_older_than_the_time_asked_for_does_not_count(clock: Clock) -> None:
     """The time of a network is that of its last use."""
     seen, key = Addresses(clock), key_of("a")
-    seen.saw(key, "192.0.2.1")
+    seen.record(key, "192.0.2.1")
     clock.now_s = 50.0
-    seen.saw(key, "192.0.3.1")
+    seen.record(key, "192.0.3.1")
     clock.now_s = 100.0
     assert [networks for *_, networks in seen.within(60.0, 1)] == [1]
     assert list(seen.within(60.0, 2)) == []
@@ -233,7 +233,7 @@ def test_no_address_is_kept(clock: Clock) -> None:
     """What is remembered differs from one process to the next, and is no part of an address."""
     first, second, key = Addresses(clock), Addresses(clock), key_of("a")
     for seen in (first, second):
-        seen.saw(key, "192.0.2.1")
+        seen.record(key, "192.0.2.1")
     [[one]], [[other]] = first._seen.values(), second._seen.values()
     assert one != other
     assert bytes([192, 0, 2]) not in one
@@ -246,7 +246,7 @@ def test_memory_has_an_end(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Non
     seen = Addresses(clock)
     for name in ("a", "b", "c"):
         for number in range(5):
-            seen.saw(key_of(name), f"192.0.{number}.1")
+            seen.record(key_of(name), f"192.0.{number}.1")
     assert list(seen.within(1.0, 1)) == [(key_of(name).id, key_of(name).owner, 3) for name in ("b", "c")]
 
 
@@ -307,7 +307,7 @@ async def test_flags_of_all_kinds_are_listed_and_counted(store: sqlite3.Connecti
     used(store, "2026-11-20", 10**6)
     block(store, 5)
     for network in range(10):
-        watch.addresses.saw(key(), f"10.0.{network}.1")
+        watch.addresses.record(key(), f"10.0.{network}.1")
     assert [(f.kind, f.owner, f.key_id) for f in await watch.read()] == [
         ("spike", "ann", None),
         ("blocks", "ann", "tr-a"),

@@ -19,7 +19,7 @@ def test_debt_is_charged_when_there_is_room_for_it() -> None:
     """What is owed takes the room of what leaves, as of the moment at which it left."""
     window = Window()
     window.charge(0.0, 10)
-    window.owe(4)
+    window.add_debt(4)
     window.advance(WINDOW_S + 30.0, 10)
     assert (window.debt, window.used, window.room(10)) == (0, 4, 6)
     window.advance(2 * WINDOW_S, 10)
@@ -42,7 +42,7 @@ def test_the_wait_is_as_long_as_it_turns_out() -> None:
     window = Window()
     window.charge(0.0, 6)
     window.charge(20.0, 4)
-    window.owe(3)
+    window.add_debt(3)
     wait_s = window.wait_s(30.0, 5, 10)
     window.advance(30.0 + wait_s - 0.001, 10)
     assert window.room(10) < 5
@@ -60,7 +60,7 @@ def test_the_reset_counts_the_rounds_that_debt_takes() -> None:
     window = Window()
     assert window.reset_s(5.0, 10) == 0.0
     window.charge(0.0, 10)
-    window.owe(11)
+    window.add_debt(11)
     assert window.reset_s(0.0, 10) == WINDOW_S + 2 * WINDOW_S
 
 

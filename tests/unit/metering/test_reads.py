@@ -10,7 +10,7 @@ import pytest
 from app.core import Key, KeyTerms
 from app.errors import RateLimited
 from app.metering.limits import Limiter
-from app.metering.reads import AT_ONCE, BURST_S, MAX_WAITING, Reads
+from app.metering.reads import BURST_S, MAX_READERS, MAX_WAITING, Reads
 from app.store.database import READERS
 
 KEY = Key("tr-a", "ann", KeyTerms("ann"), 0)
@@ -50,7 +50,7 @@ async def test_readers_are_left_for_chat():
     reads, reading, most = Reads(Limiter(), 0.0), [0], [0]
 
     async def read(owner: str) -> None:
-        async with reads.turn(owner):
+        async with reads.slot(owner):
             reading[0] += 1
             most[0] = max(most[0], reading[0])
             await asyncio.sleep(0)
@@ -59,8 +59,8 @@ async def test_readers_are_left_for_chat():
     await asyncio.gather(*(read("ann") for _ in range(8)))
     assert most == [1]
     await asyncio.gather(*(read(f"owner {i % 5}") for i in range(40)))
-    assert most == [AT_ONCE]
-    assert AT_ONCE < READERS
+    assert most == [MAX_READERS]
+    assert MAX_READERS < READERS
 
 
 async def test_what_waits_is_bounded():
@@ -68,7 +68,7 @@ async def test_what_waits_is_bounded():
     reads, done = Reads(Limiter(), 0.0), asyncio.Event()
 
     async def read() -> Any:
-        async with reads.turn("ann"):
+        async with reads.slot("ann"):
             await done.wait()
 
     waiting = [asyncio.create_task(read()) for _ in range(MAX_WAITING)]

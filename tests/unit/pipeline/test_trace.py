@@ -36,7 +36,7 @@ def request(n: int = 1) -> ChatRequest:
 
 def passed_on(trace: Trace, delta: Delta) -> None:
     """A delta comes from the engine, and goes out."""
-    trace.saw(delta)
+    trace.record(delta)
     if delta.finish_reason is not None:
         trace.finished(delta)
 

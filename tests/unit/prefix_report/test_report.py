@@ -55,7 +55,7 @@ class Node:
         cached = self._find(salt, list(prompt.token_ids))
         self.cached.append((salt, list(prompt.token_ids)))
         counts = prompt.as_billed(Counts(len(prompt.token_ids), 1, cached))
-        self.report.saw(request, prompt, counts, key_id="tr-a", salt=salt)
+        self.report.record(request, prompt, counts, key_id="tr-a", salt=salt)
         return cached
 
     def _rendered(self, request: ChatRequest) -> list[int]:
@@ -297,7 +297,7 @@ def test_requests_at_the_same_time_expect_nothing_of_each_other() -> None:
     body = {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "me too"}]}
     request = ChatRequest("req_x", "ann", "m", body, 0)
     prompt = Prompt(range(300), 10, None)
-    node.report.saw(request, prompt, Counts(300, 1, 0), key_id="tr-a", sent_s=100.5)
+    node.report.record(request, prompt, Counts(300, 1, 0), key_id="tr-a", sent_s=100.5)
     assert not node.report.breaks.total()
 
 
@@ -315,7 +315,7 @@ def test_a_prompt_without_a_template_is_in_no_series() -> None:
     node = Node()
     body = {"messages": [{"role": "user", "content": "Once"}]}
     request = ChatRequest("cmpl-1", "ann", "m", body, 0, raw=RawPrompt("Once"))
-    node.report.saw(request, Prompt(range(300), 9, None), Counts(300, 1, 0))
+    node.report.record(request, Prompt(range(300), 9, None), Counts(300, 1, 0))
     assert list(node.report.series()) == []
 
 
@@ -374,7 +374,7 @@ def test_what_cannot_be_read_is_logged_and_fails_nothing() -> None:
     node = Node()
     with capture_logs() as lines:
         request = ChatRequest("req_x", "ann", "m", {"messages": [{"content": "secret"}]}, 0)
-        node.report.saw(request, Prompt([1], 1, None), Counts(1, 1, 0))
+        node.report.record(request, Prompt([1], 1, None), Counts(1, 1, 0))
     assert [line["event"] for line in lines] == ["prefix_report_broke"]
     assert "secret" not in str(lines)
 
@@ -424,7 +424,7 @@ def test_a_request_that_breaks_nothing_costs_microseconds() -> None:
     for _ in range(50):
         started_s = time.perf_counter()
         for _ in range(20):
-            node.report.saw(request, prompt, counts, key_id="tr-a")
+            node.report.record(request, prompt, counts, key_id="tr-a")
         best = min(best, (time.perf_counter() - started_s) / 20)
     assert best < 30e-6, f"{best * 1e6:.1f} µs"
     assert not node.report.breaks.total()

@@ -10,7 +10,7 @@ from app.prefix_report.series import (
     PromptEdition,
     PromptSeries,
     SeriesKey,
-    Stable,
+    StablePart,
     estimate_of,
     stable_of,
 )
@@ -36,18 +36,18 @@ def prompt(*token_ids: int, unbilled: int = 0) -> Prompt:
 def edition(estimate: int = 0, series: PromptSeries | None = None) -> PromptEdition:
     """An edition of which no prompt was seen."""
     series = series or PromptSeries(SeriesKey("ann", None, "llama"), "s1")
-    return PromptEdition(series, Stable("Be good.", b""), "", 0, 0.0, estimate)
+    return PromptEdition(series, StablePart("Be good.", b""), "", 0, 0.0, estimate)
 
 
 def test_stable_part_is_what_stands_before_the_users_words():
     """All system messages that a request begins with, and its tools."""
     developer = {"role": "developer", "content": [{"type": "text", "text": "And kind."}]}
-    assert stable_of({"messages": [SYSTEM, user()]}) == Stable("Be good.", b"")
+    assert stable_of({"messages": [SYSTEM, user()]}) == StablePart("Be good.", b"")
     assert stable_of({"messages": [SYSTEM]}).text == "Be good."
     assert stable_of({"messages": [SYSTEM, developer, user(), SYSTEM]}).text == "Be good.\nAnd kind."
     assert stable_of({"messages": [SYSTEM, developer]}).text == "Be good.\nAnd kind."
     assert stable_of({"messages": [user(), SYSTEM]}).text == ""
-    assert stable_of({"messages": [], "tools": [{"a": 1}]}) == Stable("", b'[{"a":1}]')
+    assert stable_of({"messages": [], "tools": [{"a": 1}]}) == StablePart("", b'[{"a":1}]')
 
 
 def test_prompts_stay_the_same_up_to_where_two_of_them_part():
@@ -112,13 +112,13 @@ def test_reason_for_another_rendering_is_the_parameter_that_changed():
 
 def test_estimate_is_the_share_of_the_bytes():
     """The operator's words are all of it; images tell nothing of bytes."""
-    stable = Stable("x" * 30, b"")
+    stable = StablePart("x" * 30, b"")
     system = {"role": "system", "content": "x" * 30}
     assert estimate_of(request(system, user("y" * 10)), prompt(*range(40)), stable) == 30
     assert estimate_of(request(system, user("y" * 10)), prompt(*range(44), unbilled=4), stable) == 34
     image = user([{"type": "image_url", "image_url": {"url": "data:,"}}])
     assert estimate_of(request(system, image), prompt(*range(40)), stable) == 0
-    assert estimate_of(request(user("y")), prompt(1), Stable("", b"")) == 0
+    assert estimate_of(request(user("y")), prompt(1), StablePart("", b"")) == 0
 
 
 def series() -> PromptSeries:

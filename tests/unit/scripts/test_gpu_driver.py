@@ -158,10 +158,10 @@ def test_every_stage_has_a_place_in_the_order():
 def test_a_tool_is_heard_as_it_goes_and_ended_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Lines of both streams arrive; what it prints is the result; past the limit its log's end is told."""
     monkeypatch.setattr("scripts.gpu.tools.END_S", 0.5)
-    heard: list[str] = []
+    lines: list[str] = []
     code = "import sys; print('out'); print('err', file=sys.stderr)"
-    assert run_tool(["-c", code], 30, tmp_path / "a.log", heard=heard.append) == "out\n"
-    assert sorted(heard) == ["err", "out"]
+    assert run_tool(["-c", code], 30, tmp_path / "a.log", on_line=lines.append) == "out\n"
+    assert sorted(lines) == ["err", "out"]
     code = "import time; print('begun', flush=True); time.sleep(300)"
     with pytest.raises(ToolFailed, match=r"(?s)ran past 2 s.*begun"):
         run_tool(["-c", code], 2, tmp_path / "b.log")

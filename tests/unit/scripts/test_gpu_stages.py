@@ -169,10 +169,10 @@ def test_outcomes_of_the_contract_suite_are_counted_by_name(checkup: Any, monkey
         "FAILED tests/contract/test_engine.py::test_b[remote] - AssertionError: 1 | 2",
     ]
 
-    def pretend(arguments: Any, _limit_s: float, _log: Path, *, heard: Any, env: Any) -> str:
+    def pretend(arguments: Any, _limit_s: float, _log: Path, *, on_line: Any, env: Any) -> str:
         seen.update(arguments=arguments, env=env)
         for line in lines:
-            heard(line)
+            on_line(line)
         return ""
 
     monkeypatch.setattr(contract, "run_tool", pretend)

@@ -8,64 +8,64 @@ from typing import Any
 
 import pytest
 
-from scripts.crash.engine_clients import Heard
+from scripts.crash.engine_clients import Reply
 from scripts.crash.findings import Findings
 from scripts.crash.kill_checks import StreamChecks, check_ledger
 
 
-def heard(text: str = "abcdef", **facts: Any) -> Heard:
+def reply(text: str = "abcdef", **facts: Any) -> Reply:
     """A stream that went well."""
     usage = {"prompt_tokens": 5, "completion_tokens": len(text)}
     whole: dict[str, Any] = {"done": True, "finish": {0: "length"}, "ids": [1, 2, 3], "usage": usage}
-    return Heard("asked", "id", text={"0": text}, **(whole | facts))
+    return Reply("asked", "id", text={"0": text}, **(whole | facts))
 
 
 def wrong(
-    stream: Heard, *, at_loss: str = "abc", replayed: str | None = None, exact: bool = True
+    stream: Reply, *, at_loss: str = "abc", replayed: str | None = None, exact: bool = True
 ) -> list[str]:
     """What is found wrong with a stream that went through a loss."""
     findings = Findings()
-    again = heard(replayed) if replayed is not None else stream
-    StreamChecks(findings, exact=exact).stream(stream, heard(), {"0": at_loss}, again)
+    again = reply(replayed) if replayed is not None else stream
+    StreamChecks(findings, exact=exact).stream(stream, reply(), {"0": at_loss}, again)
     return [violation["what"] for violation in findings.violations]
 
 
 def test_an_undisturbed_stream_is_right() -> None:
     """Nothing is wrong with it."""
-    assert wrong(heard()) == []
+    assert wrong(reply()) == []
 
 
 @pytest.mark.parametrize(
     ("stream", "what"),
     [
-        (heard("abcdeX"), "the text is the undisturbed one"),
-        (heard(finish={0: "stop"}), "the end is the undisturbed one"),
-        (heard(ids=[1, 3, 3]), "ids strictly increase"),
-        (heard(error="engine_failed"), "a stream ends well"),
-        (heard(done=False), "a stream ends well"),
-        (heard(usage={"completion_tokens": 7}), "the count is the undisturbed one"),
+        (reply("abcdeX"), "the text is the undisturbed one"),
+        (reply(finish={0: "stop"}), "the end is the undisturbed one"),
+        (reply(ids=[1, 3, 3]), "ids strictly increase"),
+        (reply(error="engine_failed"), "a stream ends well"),
+        (reply(done=False), "a stream ends well"),
+        (reply(usage={"completion_tokens": 7}), "the count is the undisturbed one"),
         (
-            heard(usage={"completion_tokens": 6, "reasoning_tokens": 4}),
+            reply(usage={"completion_tokens": 6, "reasoning_tokens": 4}),
             "the count of reasoning is the undisturbed one",
         ),
     ],
 )
-def test_each_fault_is_found(stream: Heard, what: str) -> None:
+def test_each_fault_is_found(stream: Reply, what: str) -> None:
     """By its own check."""
     assert wrong(stream) == [what]
 
 
 def test_what_was_released_is_not_taken_back() -> None:
     """The server's own record still begins with it, also where the arithmetic is another."""
-    assert "what was released before the loss stays" in wrong(heard("abXdef"), exact=False)
-    assert "a replay has what was sent" in wrong(heard(), replayed="abcdeX")
+    assert "what was released before the loss stays" in wrong(reply("abXdef"), exact=False)
+    assert "a replay has what was sent" in wrong(reply(), replayed="abcdeX")
 
 
 def test_where_a_text_parts_is_counted_from_the_loss_on() -> None:
     """In characters; another text before the loss was not caused by it."""
     checks = StreamChecks(Findings(), exact=False)
     for text in ("abcdXX", "abcXXX", "aXXXXX", "abcdef"):
-        checks.stream(heard(text), heard(), {"0": text[:3]}, heard(text))
+        checks.stream(reply(text), reply(), {"0": text[:3]}, reply(text))
     result = checks.result()
     assert result["diverged_choices"] == 3
     assert result["diverged_before_the_loss"] == 1
@@ -77,10 +77,10 @@ def test_a_stream_that_a_kill_cut_off_is_a_true_beginning() -> None:
     """Of the undisturbed text, billed for no more, and told as such."""
     findings = Findings()
     checks = StreamChecks(findings, exact=True)
-    cut = heard("abcd", error="interrupted", finish={})
-    checks.cut_off(cut, heard(), {"0": "abcd"}, heard("abc", error="interrupted"))
+    cut = reply("abcd", error="interrupted", finish={})
+    checks.cut_off(cut, reply(), {"0": "abcd"}, reply("abc", error="interrupted"))
     assert findings.violations == []
-    checks.cut_off(heard("abXd", error="engine_failed", finish={}), heard(), {}, heard("abX"))
+    checks.cut_off(reply("abXd", error="engine_failed", finish={}), reply(), {}, reply("abX"))
     assert [violation["what"] for violation in findings.violations] == [
         "a stream is cut off as such",
         "the text is the beginning of the undisturbed one",
@@ -111,5 +111,5 @@ def test_the_ledger_has_each_request_once(
     connection.commit()
     connection.close()
     findings = Findings()
-    check_ledger(tmp_path / "ledger.db", [heard()], findings, killed=killed)
+    check_ledger(tmp_path / "ledger.db", [reply()], findings, killed=killed)
     assert len(findings.violations) == faults

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scripts.crash.engine_clients import Client, Heard
+from scripts.crash.engine_clients import Client, Reply
 from scripts.crash.kill_phases import (
     BEGUN_TOKENS,
     LAST_TOKENS,
@@ -26,17 +26,17 @@ from scripts.crash.kill_requests import KINDS, bodies, kind_of
 TOKENS = 100
 
 
-def scene(phase: Phase) -> tuple[list[Client], list[Heard]]:
-    """Eight clients that have heard nothing, and what each hears undisturbed: 100 tokens of 2 characters."""
+def scene(phase: Phase) -> tuple[list[Client], list[Reply]]:
+    """Eight clients that have received nothing, and their undisturbed replies: 100 tokens of 2 characters."""
     clients = [Client(1, body) for body in bodies(SCENES[phase], 8, TOKENS, mix=True)]
-    undisturbed = [Heard("", text={"0": "ab" * TOKENS}, counts={0: TOKENS}) for _ in clients]
+    undisturbed = [Reply("", text={"0": "ab" * TOKENS}, counts={0: TOKENS}) for _ in clients]
     return clients, undisturbed
 
 
-def hears(client: Client, tokens: int) -> None:
+def receives(client: Client, tokens: int) -> None:
     """The client has so many tokens."""
-    client.heard.text = {"0": "ab" * tokens}
-    client.heard.counts = {0: tokens}
+    client.reply.text = {"0": "ab" * tokens}
+    client.reply.counts = {0: tokens}
 
 
 def first_of(clients: Sequence[Client], kind: str, of: Phase) -> Client:
@@ -71,7 +71,7 @@ def test_decoding_is_a_share_of_all_text() -> None:
     is_reached = reached_in("decode", undisturbed, random.Random(1))
     assert not is_reached(clients)
     for client in clients:
-        hears(client, 60)
+        receives(client, 60)
     assert is_reached(clients)
     assert is_in("decode", clients, undisturbed)
 
@@ -80,13 +80,13 @@ def test_finishing_is_within_the_last_tokens() -> None:
     """Of an answer that has not ended."""
     clients, undisturbed = scene("finishing")
     is_reached = reached_in("finishing", undisturbed, random.Random(1))
-    hears(clients[0], TOKENS - LAST_TOKENS - 1)
+    receives(clients[0], TOKENS - LAST_TOKENS - 1)
     assert not is_reached(clients)
     assert not is_in("finishing", clients, undisturbed)
-    hears(clients[0], TOKENS - 1)
+    receives(clients[0], TOKENS - 1)
     assert is_reached(clients)
     assert is_in("finishing", clients, undisturbed)
-    clients[0].heard.finish = {0: "length"}
+    clients[0].reply.finish = {0: "length"}
     assert not is_reached(clients)
 
 
@@ -98,12 +98,12 @@ def test_a_request_without_text_beside_others_is_held_or_waits(phase: Phase, kin
     meant = first_of(clients, kind, phase)
     for client in clients:
         if client is not meant:
-            hears(client, 10 * BEGUN_TOKENS)
+            receives(client, 10 * BEGUN_TOKENS)
     held = [c for n, c in enumerate(clients) if kind_of(n, SCENES[phase], mix=True) == kind]
     assert is_reached(clients)
     assert is_in(phase, clients, undisturbed)
     for client in held:
-        hears(client, 1)
+        receives(client, 1)
     assert not is_reached(clients)
     assert not is_in(phase, clients, undisturbed)
 
@@ -116,7 +116,7 @@ def test_a_long_prompt_is_read_for_a_share_of_the_time_that_it_takes() -> None:
         expected.first_text_s = 1e9
     assert not is_reached(clients)  # nothing was sent
     for client in clients:
-        client.heard.sent_s = 1e-9
+        client.reply.sent_s = 1e-9
     assert not is_reached(clients)
     for expected in undisturbed:
         expected.first_text_s = 1e-9

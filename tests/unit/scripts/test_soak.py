@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from scripts.crash.books import Bill, Row
-from scripts.crash.engine_clients import Heard
+from scripts.crash.engine_clients import Reply
 from scripts.crash.findings import Findings
 from scripts.crash.server import ServerFailed
 from scripts.crash.soak_cases import Case, profile
@@ -22,9 +22,9 @@ MANNER = Manner("/api", stored=False, streamed=True)
 USAGE = {"prompt_tokens": 5, "completion_tokens": 3}
 
 
-def heard(text="a b c ", finish="stop", request_id="chatcmpl-1", **fields):
+def reply(text="a b c ", finish="stop", request_id="chatcmpl-1", **fields):
     """An answer with its end."""
-    return Heard(
+    return Reply(
         "case", request_id, [1, 2, 3], {"0": text}, {0: finish} if finish else {}, usage=USAGE, **fields
     )
 
@@ -44,70 +44,70 @@ def violations(tmp_path: Path, story: Story, *rows: Row, keys=()):
     return [violation["what"] for violation in findings.violations]
 
 
-def told(answer: Heard, **fields) -> Story:
+def told(answer: Reply, **fields) -> Story:
     """The story of one answer."""
-    case = Case("case", {}, expected=heard(done=True))
+    case = Case("case", {}, expected=reply(done=True))
     return Story(case, MANNER, fields.pop("key", None), attempts=[answer], **fields)
 
 
 def test_a_whole_answer_with_its_row_is_right(tmp_path):
     """Nothing is found."""
-    assert violations(tmp_path, told(heard(done=True)), row()) == []
+    assert violations(tmp_path, told(reply(done=True)), row()) == []
 
 
 def test_another_text_is_found(tmp_path):
     """A whole answer must be the undisturbed one."""
-    wrong = told(heard("a b x ", done=True))
+    wrong = told(reply("a b x ", done=True))
     assert "the text is the undisturbed one" in violations(tmp_path, wrong, row())
 
 
 def test_a_part_must_be_how_the_answer_begins(tmp_path):
     """Of one that its client left."""
-    assert violations(tmp_path, told(heard("a b", finish=""), left=True), row()) == []
-    found = violations(tmp_path, told(heard("b", finish=""), left=True), row())
-    assert found == ["what was heard is how the undisturbed answer begins"]
+    assert violations(tmp_path, told(reply("a b", finish=""), left=True), row()) == []
+    found = violations(tmp_path, told(reply("b", finish=""), left=True), row())
+    assert found == ["what was received is how the undisturbed answer begins"]
 
 
 def test_an_answer_that_does_not_end_is_found(tmp_path):
     """Its client neither left nor stopped it."""
-    assert violations(tmp_path, told(heard("a ", finish="")), row()) == ["every stream ends"]
+    assert violations(tmp_path, told(reply("a ", finish="")), row()) == ["every stream ends"]
 
 
 def test_an_answer_that_is_not_in_the_ledger_is_found(tmp_path):
     """It was begun, and nobody was killed."""
-    assert violations(tmp_path, told(heard(done=True))) == ["what was begun is in the ledger"]
+    assert violations(tmp_path, told(reply(done=True))) == ["what was begun is in the ledger"]
 
 
 def test_another_count_is_found(tmp_path):
     """The bill has more than the client was told."""
-    found = violations(tmp_path, told(heard(done=True)), row(completion_tokens=4))
+    found = violations(tmp_path, told(reply(done=True)), row(completion_tokens=4))
     assert "the bill is what was told" in found
 
 
 def test_two_bills_of_one_key_are_found(tmp_path):
     """Though the second has another id."""
     keys = {"chatcmpl-1": "key", "chatcmpl-2": "key"}
-    found = violations(tmp_path, told(heard(done=True), key="key"), row(), row("chatcmpl-2"), keys=keys)
+    found = violations(tmp_path, told(reply(done=True), key="key"), row(), row("chatcmpl-2"), keys=keys)
     assert found == ["nothing is billed twice"]
 
 
 def test_a_row_of_nobody_is_found(tmp_path):
     """Unless a client went away before it knew its id."""
     rows = (row(), row("chatcmpl-2"))
-    assert violations(tmp_path, told(heard(done=True)), *rows) == ["every row is of a request that was sent"]
-    assert violations(tmp_path, told(heard(done=True), unknown=True), *rows) == []
+    assert violations(tmp_path, told(reply(done=True)), *rows) == ["every row is of a request that was sent"]
+    assert violations(tmp_path, told(reply(done=True), unknown=True), *rows) == []
 
 
 def test_an_end_by_a_fault_needs_a_fault(tmp_path):
     """No engine was lost twice, and no server killed."""
     for error in ("engine_restarted", "interrupted", "engine_failed"):
-        broken = told(heard("a ", finish="", error=error, done=True, error_usage=USAGE))
+        broken = told(reply("a ", finish="", error=error, done=True, error_usage=USAGE))
         assert violations(tmp_path, broken, row(outcome=error)) == ["no answer ends without need"]
 
 
 def test_ids_that_step_back_are_found(tmp_path):
     """A repeated event is one."""
-    answer = heard(done=True)
+    answer = reply(done=True)
     answer.ids = [1, 2, 2]
     assert violations(tmp_path, told(answer), row()) == ["ids strictly increase"]
 

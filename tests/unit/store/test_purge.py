@@ -376,7 +376,7 @@ class WrittenDatabase:
 
 async def test_file_is_written_anew_when_nothing_else_is(monkeypatch: pytest.MonkeyPatch):
     """Between two looks, and once where one purge was; without one never."""
-    monkeypatch.setattr(purge, "QUIET_S", 0.001)
+    monkeypatch.setattr(purge, "IDLE_S", 0.001)
     monkeypatch.setattr(purge, "VACUUM_PERIOD_S", 0.001)
     database = WrittenDatabase(1, 2, 3, 5, 5)
     purging = Purge(cast("Database", database), structlog.get_logger(), 30)
@@ -413,7 +413,7 @@ async def test_vacuum_that_could_not_be_done_is_tried_again(
     kept, monkeypatch: pytest.MonkeyPatch, outcome: bool | Exception, event: str
 ):
     """The log says so at once where it cannot be done, and after a week where it always gave way."""
-    for name in ("QUIET_S", "RETRY_S"):
+    for name in ("IDLE_S", "RETRY_S"):
         monkeypatch.setattr(purge, name, 0.001)
     if outcome is False:
         monkeypatch.setattr(purge, "OVERDUE_S", 0.0)
@@ -500,7 +500,7 @@ async def test_purge_is_postponed_while_another_process_reads(kept):
 
 async def test_purge_at_once_gives_up_on_a_reader_that_stays(kept, monkeypatch: pytest.MonkeyPatch):
     """What is left is done by the next purge, this one again."""
-    monkeypatch.setattr(purge, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(purge, "READER_TIMEOUT_S", 0.0)
     await kept.converse("conv_1")
     with contextlib.closing(connect(kept)) as reader, contextlib.closing(connect(kept)) as purging:
         reader.execute("BEGIN")

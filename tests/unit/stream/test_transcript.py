@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.core import Counts, Delta, ToolCall
 from app.stream.ring import Finished, Ring, ToolStarted
-from app.stream.transcript import ChoiceMessage, answers
+from app.stream.transcript import ChoiceMessage, build_messages
 
 
 def said(*deltas: Delta) -> dict[int, ChoiceMessage]:
@@ -17,7 +17,7 @@ def said(*deltas: Delta) -> dict[int, ChoiceMessage]:
             ring.append(delta)
         if delta.finish_reason is not None:
             ring.append_special(Finished(delta.choice, delta.finish_reason, delta.matched_stop))
-    return answers(*ring.whole())
+    return build_messages(*ring.whole())
 
 
 def delta(text: str, channel: str = "text", choice: int = 0, **more) -> Delta:

@@ -26,7 +26,7 @@ class MeasuredChat(OpenAIServingChat):
     """A loaded `OpenAIServingChat` that several threads may convert with.
 
     Of SGLang's conversion only its cache of rendered prompts (for models that see) is changed by a
-    request. It is not used here: nobody sends the same prompt twice within 64 others.
+    request. It is not used here: the same prompt is hardly sent twice within 64 others.
     """
 
     def __init__(self, chat: OpenAIServingChat, check_length: Callable[[str], None]) -> None:

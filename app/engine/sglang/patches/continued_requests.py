@@ -29,7 +29,7 @@ CONTINUED = "continued_ids"
 """The key in `custom_params`, which SGLang hands through and no caller may send."""
 NOT_CONTINUED = "The answer cannot continue: "
 """The start of the message of an answer whose state could not be rebuilt."""
-WALK_PIECE = 256
+WALK_CHUNK_IDS = 256
 """Ids that a grammar accepts before its thread yields to the step: 0.2 ms at 0.7 us an id."""
 WALKED_KEY = ("continued", "")
 """SGLang keeps a copy of the grammar that it waited for under a key; all of these have one."""
@@ -86,7 +86,7 @@ def _begin_walk(manager: Any, req: Req, token_ids: list[int]) -> None:
 
 
 def _continue(scheduler: Any, req: Req, token_ids: list[int]) -> bool:
-    """Make `req` one that was retracted after `token_ids`; whether it has ended with them already."""
+    """Make `req` one that was retracted after `token_ids`; True if it has ended with them already."""
     if req.finished() or req.to_finish is not None:
         return False
     if req.grammar is not None and not req.grammar.allows_continued:
@@ -109,8 +109,8 @@ def _walk(grammar: Any, token_ids: list[int]) -> Any:
     """The grammar, brought to the state after `token_ids`; its `allows_continued` says whether it has one."""
     inner = getattr(grammar, "grammar", None) or grammar
     try:
-        for start in range(0, len(token_ids), WALK_PIECE):
-            for token_id in token_ids[start : start + WALK_PIECE]:
+        for start in range(0, len(token_ids), WALK_CHUNK_IDS):
+            for token_id in token_ids[start : start + WALK_CHUNK_IDS]:
                 grammar.accept_token(token_id)
             time.sleep(0)
     except ValueError:

@@ -37,10 +37,10 @@ class HandoverDetokenizer(DetokenizerManager):
         for row, rid in enumerate(recv_obj.rids):
             status = self.decode_status.get(rid)
             if status is not None and len(status.decode_ids) - status.read_offset > MAX_BROKEN_TOKENS:
-                texts[row] += self._taken_as_it_is(status, recv_obj, row)
+                texts[row] += self._passed_through(status, recv_obj, row)
         return texts
 
-    def _taken_as_it_is(self, status: Any, recv_obj: Any, row: int) -> str:
+    def _passed_through(self, status: Any, recv_obj: Any, row: int) -> str:
         """The rest of a row's text, broken or not; later tokens are decoded without it."""
         context, text = self._grouped_batch_decode(
             [status.decode_ids[status.surr_offset : end] for end in (status.read_offset, None)],

@@ -209,13 +209,13 @@ class _FillThread:
         self._jobs.put((rows, vocab_mask))
 
     def leave(self, number: int) -> bool:
-        """End the thread after that row, if it still has it in hand; whether it has."""
+        """End the thread after that row, if it still works on it; True if it does."""
         with self._lock:
             self._left = self.number == number
             return self._left
 
     def current_s(self) -> float:
-        """CPU time that the row in hand has taken."""
+        """CPU time that the present row has taken."""
         return time.clock_gettime(self._clock) - self._row_began_s
 
     def _run(self) -> None:

@@ -6,8 +6,8 @@ service) take SGLang's path. For ours this leaves out what that path also does: 
 tokenizer-side metrics and traces, request dumps, LoRA release, weight versions, hidden states and
 speculative-decoding details; none of it is offered through `SGLangEngine`, which measures for itself.
 
-Nothing here ends the process: a failure goes once to `on_failure`. Output that does not agree with what came
-before ends its own choice, and no other.
+Nothing here ends the process: a failure goes once to `on_failure`. Output that contradicts earlier
+output ends its own choice, and no other.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class HandoverTokenizerManager(TokenizerManager):
     def _drop_stale(self, rid: str, finish: Finish) -> None:
         """Drop a step of a choice that has ended; those that were cut off here may still have some."""
         if rid not in self._cut_off:
-            self._on_mismatch(rid, "output after its end")
+            self._on_mismatch(rid, "output after the final delta")
         elif finish is not None:
             self._cut_off.remove(rid)
 

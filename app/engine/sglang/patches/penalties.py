@@ -2,7 +2,7 @@
 
 SGLang 0.5.20 counts the last token of each request as a decode step is prepared, and begins at nothing in a
 batch that is prefilled. Under the overlap scheduler the token that was sampled last has not arrived by then,
-so the one before it is counted; where a prefill comes between two decode steps, it has arrived, and is
+so the one before it is counted; where a prefill runs between two decode steps, it has arrived, and is
 counted in both. Here a step counts the token whose keys and values the step before it has written:
 
     tokens of the answer          0  1  2  3  …            n known from another engine

@@ -68,7 +68,7 @@ class StopMatcher:
 
     def read(self, token_ids: Sequence[int], num_ids: int) -> int:
         """Read up to so many of an answer's ids; the bits of the stops that the new ones complete."""
-        if num_ids < self._num_ids:  # SGLang begins such an answer anew
+        if num_ids < self._num_ids:  # SGLang begins such an answer again
             self._restart()
         if num_ids == self._num_ids:
             return 0

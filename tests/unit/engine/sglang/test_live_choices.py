@@ -10,7 +10,7 @@ from app.engine.sglang.live_choices import (
     LiveChoices,
     OutputMismatch,
     Replay,
-    pieces,
+    steps,
 )
 from app.engine.sink import TokenTally
 from app.errors import EngineFailed
@@ -54,8 +54,8 @@ def test_text_that_comes_later_than_before_is_dropped_all_the_same() -> None:
     assert sink_of(live).token_ids == WORDS[:8]
 
 
-def test_a_new_sink_takes_everything_in_the_pieces_it_was_generated_in() -> None:
-    """A parser reads the same pieces as in the first run, and counts rise by them."""
+def test_a_new_sink_takes_everything_in_the_steps_of_its_generation() -> None:
+    """A parser reads the same steps as in the first run, and counts rise by them."""
     live = choice("a", prior=WORDS[:8])
     replay = Replay(live, decode)
     replay.take("ring \u4e16\u754c end", WORDS, STOP, Counts(5, len(WORDS), 0, 6), (None, 0))
@@ -66,11 +66,11 @@ def test_a_new_sink_takes_everything_in_the_pieces_it_was_generated_in() -> None
     assert [counts.reasoning_tokens for _, _, counts in sink.steps] == [1, 2, 3, 4, 5, 6, 6]
 
 
-def test_pieces_end_where_the_text_does_not_say_what_the_ids_do() -> None:
+def test_steps_end_where_the_text_does_not_say_what_the_ids_do() -> None:
     """A stop string that was cut away has ids and no text."""
-    assert list(pieces([65, 66, 67, 68], "AB", decode)) == [([65], "A"), ([66], "B"), ([67, 68], "")]
-    assert list(pieces([65], "", decode)) == [([65], "")]
-    assert list(pieces([0xFF] * 9, "\ufffd" * 9, decode)) == [([0xFF] * 8, "\ufffd" * 8), ([0xFF], "")]
+    assert list(steps([65, 66, 67, 68], "AB", decode)) == [([65], "A"), ([66], "B"), ([67, 68], "")]
+    assert list(steps([65], "", decode)) == [([65], "")]
+    assert list(steps([0xFF] * 9, "\ufffd" * 9, decode)) == [([0xFF] * 8, "\ufffd" * 8), ([0xFF], "")]
 
 
 @pytest.mark.parametrize("ids", [[1, 2], WORDS[:3], [*WORDS[:3], 0, 0]], ids=["other", "fewer", "one other"])

@@ -24,7 +24,7 @@ class Scene:
         self.engine = FakeEngine(self.live)
         self.history = RestartHistory(self.time)
         self.captured = structlog.testing.LogCapture()
-        self.history.listen(structlog.wrap_logger(None, processors=[self.captured]), lambda: None)
+        self.history.attach(structlog.wrap_logger(None, processors=[self.captured]), lambda: None)
         limits = RestartLimits(restarts=restarts, window_s=600)
         self.recovery = Recovery(
             self.engine, self.live, limits, self.history, clock_s=self.time, sleep=self.time.sleep

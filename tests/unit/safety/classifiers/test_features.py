@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.safety.classifiers import features
-from app.safety.classifiers.features import PIECE, distinct, hashed, word_edges, wordlike
+from app.safety.classifiers.features import CHUNK_CHARS, distinct, hashed, word_edges, wordlike
 
 
 def word_hashes(text: str) -> list[int]:
@@ -58,8 +58,8 @@ def test_a_repeated_n_gram_has_one_place():
 
 
 def test_a_long_text_goes_in_pieces():
-    """Beyond PIECE characters all words are still seen."""
-    text = "one two three " * (PIECE // 5)
+    """Beyond CHUNK_CHARS characters all words are still seen."""
+    text = "one two three " * (CHUNK_CHARS // 5)
     assert set(distinct("three", 18).tolist()) & set(distinct(text, 18).tolist())
 
 

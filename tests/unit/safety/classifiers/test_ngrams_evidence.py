@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.safety.categories import CATEGORIES
-from app.safety.classifiers.features import PIECE, distinct
+from app.safety.classifiers.features import CHUNK_CHARS, distinct
 from app.safety.classifiers.ngrams import BITS, CATEGORY_BITS, NGrams
 
 
@@ -48,7 +48,7 @@ def test_a_word_counts_once():
 
 def test_a_long_text_is_read_to_its_end():
     """Piece by piece."""
-    assert model("poison").evidence("tea " * PIECE + "poison")[0].words == "poison"
+    assert model("poison").evidence("tea " * CHUNK_CHARS + "poison")[0].words == "poison"
 
 
 @pytest.mark.parametrize("text", ["", " ", "!?"])

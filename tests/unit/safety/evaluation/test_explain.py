@@ -20,7 +20,7 @@ from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.evaluation.explain import (
     LEVELS,
     MAX_CHARS,
-    MAX_PIECES,
+    MAX_SPANS,
     TRIES,
     WORDS,
     explain,
@@ -102,7 +102,7 @@ def test_the_work_is_bounded():
     text = "It is bad. It is fine. " * 400
     explanation = explained(text)
     assert explanation["span"] is not None
-    assert CountingScreen.num_read <= 1 + LEVELS * TRIES * MAX_PIECES
+    assert CountingScreen.num_read <= 1 + LEVELS * TRIES * MAX_SPANS
 
 
 @pytest.mark.parametrize("number", [60, 600])

@@ -265,7 +265,7 @@ def test_a_country_has_two_letters(tmp_path, country):
 def test_a_prompt_is_in_doubt_where_the_ngrams_would_spend_the_whole_watch_rate(p: float, *, doubtful: bool):
     """The model is told to be strict then, though the n-grams alone watch less."""
     rules = policy()
-    assert rules.in_doubt({"S2": p}) is doubtful
+    assert rules.is_uncertain({"S2": p}) is doubtful
     assert not rules.judge_prompt({"S2": p}, "ngrams").watched
 
 

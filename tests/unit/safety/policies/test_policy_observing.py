@@ -49,13 +49,13 @@ def test_only_locked_categories_halt_an_answer():
 
 def test_what_a_policy_gives_up_is_named():
     """Each loss with its categories; the built-in policy and a stricter one give up nothing."""
-    assert policy().given_up() == policy({"block_fpr": 0.02}).given_up() == []
+    assert policy().weakened() == policy({"block_fpr": 0.02}).weakened() == []
     tables = {"S9": {"action": "watch"}, "S6": {"action": "watch"}, "S10": {"block_fpr": 0.001}}
-    assert policy({"categories": tables}).given_up() == [
+    assert policy({"categories": tables}).weakened() == [
         "action watch: dangerous specialized advice, indiscriminate weapons",
         "block_fpr 0.001: hate",
     ]
-    (loss,) = policy(OBSERVE).given_up()
+    (loss,) = policy(OBSERVE).weakened()
     assert loss.startswith("observed only: violent crimes, ")
     assert "indiscriminate weapons" in loss
     assert "child" not in loss

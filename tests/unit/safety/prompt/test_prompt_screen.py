@@ -12,8 +12,8 @@ import pytest
 from app.metering.traffic import Histogram
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.prompt.prompt_screen import (
-    QUICK_CHARS,
-    QUICK_EARLIER,
+    FAST_CHARS,
+    FAST_EARLIER,
     PromptScreen,
 )
 from app.safety.text.turns import SLICE_CHARS, read_request
@@ -80,7 +80,7 @@ async def test_the_ngrams_alone_let_pass_what_they_are_sure_of(screen):
     assert prompts.prescreen(say("good"), POLICY)[1]
     assert not prompts.prescreen(say("odd"), POLICY)[1]
     assert not prompts.prescreen(say("good"), POLICY, strikes=1)[1]
-    assert not prompts.prescreen(say("good " * QUICK_CHARS), POLICY)[1]
+    assert not prompts.prescreen(say("good " * FAST_CHARS), POLICY)[1]
     assert not screen(WordClassifier()).prescreen(say("good"), POLICY)[1]
 
 
@@ -97,7 +97,7 @@ async def test_most_prompts_are_let_pass_by_their_harm_alone(screen):
         (say("odd"), POLICY, 0),
         (say("good"), POLICY, 1),
         (say("good"), POLICY.after(1), 0),
-        (say("good " * QUICK_CHARS), POLICY, 0),
+        (say("good " * FAST_CHARS), POLICY, 0),
     ):
         asked, scored = (prompts.prescreen(messages, rules, strikes, scored=s) for s in (False, True))
         assert asked == scored
@@ -226,23 +226,23 @@ async def test_a_past_is_scored_once(screen):
 
 
 async def test_the_loop_is_not_held_up_by_a_long_past(screen):
-    """At most QUICK_EARLIER turns that it does not know are scored on the loop; the thread scores all."""
+    """At most FAST_EARLIER turns that it does not know are scored on the loop; the thread scores all."""
     classifier = WordClassifier(full=BAD)
     prompts = screen(classifier)
     conversation = say(*(f"turn {i}" for i in range(9)))
     prompts.ngram_verdict(conversation, POLICY)
-    assert len(classifier.read_fast) == 2 + QUICK_EARLIER
+    assert len(classifier.read_fast) == 2 + FAST_EARLIER
     await prompts.full_verdict(conversation, POLICY)
     assert len(classifier.read_full) == 2 + 8
 
 
 async def test_the_loop_reads_the_ends_of_a_long_text(screen):
-    """Its first and last slice; what is up to QUICK_CHARS long is read whole."""
+    """Its first and last slice; what is up to FAST_CHARS long is read whole."""
     classifier = WordClassifier()
     prompts = screen(classifier)
-    prompts.ngram_verdict(say("x" * QUICK_CHARS), POLICY)
-    assert [len(text) for text in classifier.read_fast] == [QUICK_CHARS]
-    prompts.ngram_verdict(say("a" + "x" * QUICK_CHARS + "b"), POLICY)
+    prompts.ngram_verdict(say("x" * FAST_CHARS), POLICY)
+    assert [len(text) for text in classifier.read_fast] == [FAST_CHARS]
+    prompts.ngram_verdict(say("a" + "x" * FAST_CHARS + "b"), POLICY)
     assert [(text[0], text[-1], len(text)) for text in classifier.read_fast[1:]] == [
         ("a", "x", SLICE_CHARS),
         ("x", "b", SLICE_CHARS),

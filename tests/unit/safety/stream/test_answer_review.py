@@ -25,9 +25,9 @@ def test_of_a_long_text_the_first_and_the_last_characters_are_kept():
 def test_reasoning_is_no_opening():
     """A model may doubt and comply; its end is read all the same."""
     excerpt = Excerpt()
-    excerpt.turn_to("reasoning", 0)
+    excerpt.switch_channel("reasoning", 0)
     excerpt.add("I cannot ")
-    excerpt.turn_to("text", len("do that\n"))
+    excerpt.switch_channel("text", len("do that\n"))
     excerpt.add("do that\nSure: ")
     excerpt.add("first")
     assert (excerpt.opening, excerpt.ending) == ("Sure: first", "I cannot do that\nSure: first")

@@ -13,7 +13,7 @@ from app.safety.text.turns import (
     DECAY,
     EDITED_CHARS,
     MAX_AGE,
-    MOST_BEHIND,
+    MAX_UNJUDGED_TAIL,
     OVERLAP_CHARS,
     SHORT_CHARS,
     SLICE_CHARS,
@@ -121,7 +121,7 @@ def test_what_nobody_has_judged_is_read_as_it_was_before_each_of_the_last_came(k
     newest = read_request({"messages": said}, known).newest
     assert newest[2:] == [Read("p\nq\nr\ns"), Read("p\nq\nr"), Read("p\nq")]
     many = [m for number in range(40) for m in (user(f"w{number}"), answer("x"))]
-    assert len(read_request({"messages": many}, known).newest) == 3 + MOST_BEHIND
+    assert len(read_request({"messages": many}, known).newest) == 3 + MAX_UNJUDGED_TAIL
     long = [m for _ in range(4) for m in (user("w" * SLICE_CHARS), answer("x"))]
     assert len(read_request({"messages": long}, known).newest) == 3
 
