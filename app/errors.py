@@ -193,13 +193,10 @@ class UnsupportedParameter(BadRequest):
     default_code = "unsupported_parameter"
 
 
-class UnknownParameter(UnsupportedParameter):
-    """There is no parameter of that name; `shown` is the name in quotes, where that is not all of it."""
-
-    default_code = "unknown_parameter"
-
-    def __init__(self, param: str, shown: str = "", advice: str = "remove it") -> None:
-        super().__init__(f"Unknown parameter {shown or repr(param)}; {advice}.", param=param)
+def unknown_parameter(param: str, shown: str = "", advice: str = "remove it") -> UnsupportedParameter:
+    """The error for a name that no parameter has; `shown` is the name in quotes, where not all of it is."""
+    message = f"Unknown parameter {shown or repr(param)}; {advice}."
+    return UnsupportedParameter(message, code="unknown_parameter", param=param)
 
 
 class ReplayPositionUnknown(BadRequest):
@@ -219,8 +216,15 @@ class ContentFiltered(BadRequest):
 
     default_code = "content_filter"
 
-    def __init__(self, message: str, moderation: Mapping[str, object] | None = None) -> None:
-        super().__init__(message, param="messages")
+    def __init__(
+        self,
+        message: str,
+        moderation: Mapping[str, object] | None = None,
+        *,
+        code: str | None = None,
+        param: str | None = "messages",
+    ) -> None:
+        super().__init__(message, code=code, param=param)
         self._moderation = moderation
 
     def as_body(self) -> dict[str, object]:

@@ -9,7 +9,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.errors import BadRequest, UnknownParameter
+from app.errors import BadRequest, unknown_parameter
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100
@@ -19,7 +19,7 @@ def check_names(request: Request, names: Collection[str]) -> None:
     """Raise BadRequest for a query parameter that is none of `names`."""
     for name in request.query_params:
         if name not in names:
-            raise UnknownParameter(name, advice=f"this route takes {', '.join(names)}")
+            raise unknown_parameter(name, advice=f"this route takes {', '.join(names)}")
 
 
 def limit_of(request: Request) -> int:

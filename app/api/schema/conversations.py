@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.api.schema.parameters import check_kind
-from app.errors import BadRequest, UnknownParameter
+from app.errors import BadRequest, unknown_parameter
 
 MAX_TITLE = 200
 MAX_QUERY = 1000
@@ -22,7 +22,7 @@ def new_title(body: dict[str, Any]) -> str:
     """The title in a body. Raises BadRequest."""
     for name in body:
         if name != "title":
-            raise UnknownParameter(name, advice="only title can be changed")
+            raise unknown_parameter(name, advice="only title can be changed")
     if "title" not in body:
         raise BadRequest("title is required.", code="missing_parameter", param="title")
     title = body["title"]

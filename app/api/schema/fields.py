@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from app.api.schema.parameters import check_kind, quoted
-from app.errors import BadRequest, UnknownParameter
+from app.errors import BadRequest, unknown_parameter
 
 _PLACE_CHARS = 100
 
@@ -21,7 +21,7 @@ def fields_of(source: Any, where: str, names: Collection[str]) -> dict[str, Any]
     sent = {name: value for name, value in source.items() if value is not None}
     for name in sent:
         if name not in names:
-            raise UnknownParameter(f"{where}.{name[:_PLACE_CHARS]}")
+            raise unknown_parameter(f"{where}.{name[:_PLACE_CHARS]}")
     return sent
 
 

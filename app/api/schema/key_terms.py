@@ -20,7 +20,7 @@ from app.core import (
     Key,
     KeyTerms,
 )
-from app.errors import BadRequest, UnknownParameter
+from app.errors import BadRequest, unknown_parameter
 from app.store.keys import NewKey
 
 DEFAULT_OVERLAP_S = 86_400
@@ -37,7 +37,7 @@ def read_terms(body: Mapping[str, Any], at_us: int) -> dict[str, Any]:
     terms = {}
     for name, value in body.items():
         if name not in _READERS:
-            raise UnknownParameter(name, advice=f"a key has {', '.join(_READERS)}")
+            raise unknown_parameter(name, advice=f"a key has {', '.join(_READERS)}")
         field, read = _READERS[name]
         terms[field] = None if value is None and name in NULLABLE else read(name, value)
     expires_at_us = terms.get("expires_at_us")
@@ -60,7 +60,7 @@ def read_overlap_us(body: Mapping[str, Any]) -> int:
     """Microseconds that the secrets of before a rotation stay valid, from `overlap_s`. Raises BadRequest."""
     for name in body:
         if name != "overlap_s":
-            raise UnknownParameter(name, advice="a rotation takes overlap_s")
+            raise unknown_parameter(name, advice="a rotation takes overlap_s")
     overlap_s = body.get("overlap_s", DEFAULT_OVERLAP_S)
     check_kind("overlap_s", overlap_s, int, float)
     if not 0 <= overlap_s <= MAX_OVERLAP_S:

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.api.schema.parameters import check_kind, quoted
 from app.api.schema.values import check_moderation_model
-from app.errors import BadRequest, UnknownParameter
+from app.errors import BadRequest, unknown_parameter
 from app.messages import content_text
 from app.safety import moderation
 
@@ -20,7 +20,7 @@ def parse_moderation(body: Mapping[str, Any]) -> list[str]:
     """The texts to classify. Raises BadRequest, UnknownModel, UnsupportedParameter naming the place."""
     values = {name: value for name, value in body.items() if value is not None}
     for name in values.keys() - {"input", "model"}:
-        raise UnknownParameter(name, quoted(name))
+        raise unknown_parameter(name, quoted(name))
     check_moderation_model(values.get("model", moderation.MODEL), "model")
     if "input" not in values:
         raise BadRequest("input is required.", code="missing_parameter", param="input")

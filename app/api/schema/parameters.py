@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from app.errors import BadRequest, UnknownParameter, UnsupportedParameter
+from app.errors import BadRequest, UnsupportedParameter, unknown_parameter
 
 
 class Parameter(NamedTuple):
@@ -277,7 +277,7 @@ def check(name: str, value: Any, *, strict: bool = False) -> Parameter:
     """
     parameter = PARAMETERS.get(name)
     if parameter is None:
-        raise UnknownParameter(name, quoted(name))
+        raise unknown_parameter(name, quoted(name))
     if parameter.refusal is not None:
         if not any(_is_same(value, neutral) for neutral in parameter.accepts):
             advice = "" if "use " in parameter.refusal or ";" in parameter.refusal else "; remove it"

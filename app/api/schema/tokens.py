@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.api.schema.parameters import check_kind, quoted
-from app.errors import BadRequest, UnknownParameter, UnsupportedParameter
+from app.errors import BadRequest, UnsupportedParameter, unknown_parameter
 
 MAX_TEXTS = 1_024
 """Texts, or lists of ids, of one request."""
@@ -120,7 +120,7 @@ def _sent(body: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
     """The fields that are not null. Raises UnsupportedParameter for one that is none of `names`."""
     values = {name: value for name, value in body.items() if value is not None}
     for name in values.keys() - names:
-        raise UnknownParameter(name, quoted(name))
+        raise unknown_parameter(name, quoted(name))
     if "model" in values:
         check_kind("model", values["model"], str)
     return values

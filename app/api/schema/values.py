@@ -18,7 +18,7 @@ from app.api.schema.parameters import (
     check_kind,
     quoted,
 )
-from app.errors import BadRequest, UnknownModel, UnknownParameter
+from app.errors import BadRequest, UnknownModel, unknown_parameter
 from app.safety.moderation import MODELS as MODERATION_MODELS
 
 
@@ -89,7 +89,7 @@ def check_moderation(asked: Mapping[str, Any]) -> None:
     Raises BadRequest and UnknownModel naming the place.
     """
     for name in asked.keys() - {"model"}:
-        raise UnknownParameter(f"moderation.{name[:QUOTED_CHARS]}")
+        raise unknown_parameter(f"moderation.{name[:QUOTED_CHARS]}")
     if asked.get("model") is None:
         where = "moderation.model"
         raise BadRequest(f"{where} is required.", code="missing_parameter", param=where)

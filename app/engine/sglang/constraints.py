@@ -21,7 +21,7 @@ from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
 from app.engine.sglang.grammar import KINDS
-from app.errors import UnknownParameter
+from app.errors import unknown_parameter
 
 _PLACE_CHARS = 100
 _ANNOTATIONS: Mapping[str, type | tuple[type, ...]] = {
@@ -80,7 +80,7 @@ def check_kept(sent: Any, read: Any, where: str) -> None:
         for name, value in sent.items():
             place = f"{where}.{name[:_PLACE_CHARS]}"
             if name not in read and value is not None:
-                raise UnknownParameter(place)
+                raise unknown_parameter(place)
             check_kept(value, read.get(name), place)
     elif isinstance(sent, list) and isinstance(read, list):
         for number, (value, other) in enumerate(zip(sent, read, strict=False)):
