@@ -196,7 +196,7 @@ class Prompt:
     `token_ids` includes the tokens that images expand to. `max_tokens` is what the engine
     will generate at most, after defaults. It begins with the first `past_runs` runs of the
     request's `past`; `rerendered` says why not with all of them. `unbilled_tokens` of it are
-    the operator's own words, and free of charge.
+    the operator's text, and free of charge.
     """
 
     token_ids: Sequence[int]

@@ -29,7 +29,7 @@ _CHILD_START_S = 1800.0
 CONFIGS = ("config.json", "params.json")
 """The file that makes a folder a model: transformers' name for it, and Mistral's."""
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
-"""An id on the hub: a name, or an owner and a name. Whatever begins with `/`, `.` or `~` is a path."""
+"""An id on the hub: a name, or an owner and a name. Anything that begins with `/`, `.` or `~` is a path."""
 
 GUARD_ARGS: Mapping[str, str | None] = {"reasoning_parser": None, "tool_call_parser": None}
 """A guard's server has no parser: with one for reasoning, SGLang admits words before it holds to a regex."""
@@ -137,7 +137,7 @@ def build_small_engine(settings: Settings) -> SupervisedEngine | None:
 
 
 def names_of(settings: Settings) -> list[str]:
-    """The names of the models in requests, as far as the settings say them; nothing is loaded."""
+    """The names of the models in requests, as far as the settings give them; nothing is loaded."""
     names = [_large_name(settings), _small_name(settings) if settings.small_model else ""]
     return [name for name in names if name]
 
@@ -162,7 +162,7 @@ def _small_name(settings: Settings) -> str:
 
 
 def _large_name(settings: Settings) -> str:
-    """The main model's name, as far as the settings say it."""
+    """The main model's name, as far as the settings give it."""
     if settings.served_model_name or settings.engine == "remote":
         return settings.served_model_name
     if settings.engine == "scripted":

@@ -80,7 +80,7 @@ class FairGate:
 
     @asynccontextmanager
     async def place(self, owner: str) -> AsyncIterator[None]:
-        """Wait for a place, and have it. Raises as `enter`."""
+        """Wait for a place, and take it. Raises as `enter`."""
         with self.enter(owner):
             await self.acquire(owner)
             try:

@@ -82,7 +82,7 @@ class SeveralPrompts:
                     stream.cancel(self._stopped)
                 await self._end(stream)
             except ServingError as error:
-                if self._stopped is not None:  # it says no more than that
+                if self._stopped is not None:  # its result has no more than that
                     self._answers.pop(number, None)
                     break
                 if not isinstance(error, Overloaded | RateLimited) or self._num_at_work == 1:

@@ -38,7 +38,7 @@ def settlement_of(entry: JournalEntry) -> Unit[int]:
         if send_again:
             events.free_key(connection, request_seq)
         if entry.turn.answer_ids:
-            # Where the ring has lost its beginning, the checkpoints have it.
+            # A beginning that the ring has dropped is in the checkpoints.
             texts: Mapping[int, ChoiceMessage] | None = {} if deleted else held_answers
             if texts is None:
                 texts = stored_answers(connection, request_seq)

@@ -80,7 +80,7 @@ class EngineRun:
         """None where nothing is handed over once more."""
 
     async def __aenter__(self) -> Self:
-        """Ask the engine. The status line goes out now where the prompt is judged, else with its verdict.
+        """Start the engine. The status line is sent now where the prompt is judged, else with its verdict.
 
         Raises what `Engine.generate` and `TokenStream.open` do.
         """

@@ -67,7 +67,7 @@ class Pipeline:
         allowance: Allowance | None = None,
         start: NewAnswer | None = None,
     ) -> None:
-        """Take a checked request to its answer. However it ends, `stream` is ended and `lease` settled."""
+        """Take a checked request to its answer. In every case `stream` is ended and `lease` settled."""
         start = start or self._new_answer
         backend, key_id = self._backends.of(request.model), None if key is None else key.id
         trace = Trace(request, start.progress.counts, stream.finish_reasons(), key_id=key_id)
@@ -92,7 +92,7 @@ class Pipeline:
                     async for generated in run.deltas:
                         if (delta := run.counted(generated)) is None:
                             continue
-                        if screen is None:  # nothing goes out before the verdict and the reservation
+                        if screen is None:  # nothing is sent before the verdict and the reservation
                             screen = await run.cleared(delta)
                         ready = screen.feed(delta)
                         for released in await screen.review() if screen.in_review else ready:

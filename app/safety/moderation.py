@@ -1,4 +1,4 @@
-"""Verdicts in OpenAI's words: the results of `/moderations`, and a chat answer's `moderation` object.
+"""Verdicts in OpenAI's format: the results of `/moderations`, and a chat answer's `moderation` object.
 
 Pure functions, shared by the route, the refusal of a blocked prompt and the pipeline's notices. Shapes
 are those of OpenAI's API of 2026-06-04 ("moderated completions"), as openai-python 2.4x types them in

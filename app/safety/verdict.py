@@ -19,7 +19,7 @@ Scores = Mapping[str, float]
 class NgramResult(NamedTuple):
     """The n-grams' harm of a text, and a function for the scores, of which it is the maximum.
 
-    If `is_language` is false, the n-grams do not know the language, as of digits: a low harm says nothing.
+    If `is_language` is false, the n-grams do not know the language, as of digits: a low harm is no evidence.
     """
 
     harm: float

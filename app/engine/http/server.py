@@ -228,7 +228,7 @@ class RemoteServer:
 
 
 def _gone(exc: Exception, kind: Fault) -> ServerGone:
-    """Without aiohttp's words: they may quote the answer."""
+    """The error without aiohttp's message, which may quote the answer."""
     if isinstance(exc, aiohttp.ClientConnectorError):
         return ServerGone("no connection", kind)
     if isinstance(exc, TimeoutError):

@@ -50,7 +50,7 @@ class Script(ServiceRates):
     """The course of one answer. `rate` is tokens per second; 0 is as fast as the loop turns.
 
     `fault` happens after `fault_after` tokens: `fail` breaks this answer, `die` the engine,
-    `hang` says nothing more until aborted, `overload` refuses instead of the first token;
+    `hang` sends nothing more until aborted, `overload` refuses instead of the first token;
     `miscount` claims one token more of the first choice than was handed over, from then on.
     """
 

@@ -176,7 +176,7 @@ def _quantization(arguments: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def refused(exc: Exception, passed: Collection[str], where: str = WHERE) -> SettingsError:
-    """The error for arguments that SGLang refuses together, in its own words, naming those it speaks of."""
+    """The error for arguments that SGLang refuses together: its message, and the arguments in it."""
     words = str(exc) or f"it requires {_failed_line(exc)}"
     spoken = set(re.findall(r"\w+", words.replace("-", "_")))
     named = [name for name in passed if name in spoken or f"__{name}" in spoken] or list(passed)

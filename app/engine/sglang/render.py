@@ -1,6 +1,6 @@
 """Renders a chat request into SGLang's input, by SGLang's own code with checks in front.
 
-Whatever can be refused is refused here, before the status line: an unknown or server-owned
+All refusals are made here, before the status line: an unknown or server-owned
 parameter, an unreadable image, a grammar that does not compile, a prompt that does not fit.
 """
 

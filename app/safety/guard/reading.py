@@ -56,7 +56,7 @@ def fitted(turns: list[dict[str, str]], room_chars: int) -> Iterator[list[dict[s
 
 
 def defused(text: str) -> str:
-    """`text` without the marks by which the formats tell their own words from the conversation's."""
+    """`text` without the marks by which the formats separate their text from the conversation."""
     for mark in _MARKS:
         text = text.replace(mark, f"< {mark[1:]}")
     return text.strip()

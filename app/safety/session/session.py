@@ -4,7 +4,7 @@ prescreen ──▶ the n-grams' verdict, at once; for a continued answer `resto
 render ──▶ the prompt, with the operator's words in front where the policy has some
 start_full_screen ──▶ the full verdict begins, in a thread, beside the prefill: rendering has a thread
                too, and of two only one runs Python at a time
-await_verdict ──▶ waits for it: no status line and no token goes out sooner
+await_verdict ──▶ waits for it: no status line and no token is sent sooner
 open_screen ──▶ the screen of the answer, through which every delta passes
 conclude ──▶ the answer is counted and stored, and its `moderation` object made
 """

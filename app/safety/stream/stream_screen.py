@@ -7,7 +7,7 @@
 The hold-back is elastic, in tokens: none while there is no doubt, for to build it up would take gaps that
 every reader sees. The more doubt, the more tokens are held; after it two are released for each that arrives.
 The beginning of a possible hard-listed span is held until it is ruled out, however long that takes.
-Everything is read before it goes out: answer, reasoning, tool names and arguments, logprobs.
+Everything is read before its release: answer, reasoning, tool names and arguments, logprobs.
 
 Synchronous and incremental: a token costs its own characters, whatever stands before it.
 """

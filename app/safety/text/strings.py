@@ -1,7 +1,7 @@
 """Every string of a request that a chat template can write: keys and values, wherever they stand.
 
 What no template writes is left out by name, and so is what the protocol itself says, as "type" and "object":
-it is in every schema and says nothing. Bounded by the size of the request; knows no roles and no weights.
+it is in every schema and no sign of harm. Bounded by the size of the request; knows no roles and no weights.
 """
 
 from __future__ import annotations
