@@ -14,15 +14,16 @@ from pathlib import Path
 from coverage import Coverage
 
 ROOT = Path(__file__).parents[2]
-# Percent of lines and branches that tests/unit/{pipeline,resume,journal,metering,store} reach
-# alone. The whole suite without SGLang was not measured; it reaches more.
+# Percent of lines and branches that tests/unit/{pipeline,resume,journal,metering,store,safety} reach
+# alone; of safety's, without those of the shipped models, which take minutes. The whole suite without SGLang
+# was not measured; it reaches more.
 THRESHOLDS = {
     "app/pipeline/*": 100,
     "app/resume/*": 100,
     "app/journal/*": 100,
     "app/metering/*": 99,
     "app/store/*": 98,
-    "app/safety/*": 50,
+    "app/safety/*": 96,
 }
 
 
