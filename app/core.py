@@ -277,7 +277,7 @@ SAFETY_LEVELS: tuple[SafetyLevel, ...] = get_args(SafetyLevel)
 
 No level loosens the categories that are locked (app.safety.categories)."""
 DEGRADING: tuple[Degrading, ...] = get_args(Degrading)
-"""True if less may be done for its requests while the server is too full, where they do not say."""
+"""The default of a key's requests under pressure: `on` lets degraded mode shorten them, `off` does not."""
 GRAMMARS: tuple[Grammars, ...] = get_args(Grammars)
 """The grammars that a key may send: all, or JSON schemas and tools alone."""
 RESUMING: tuple[Resuming, ...] = get_args(Resuming)
@@ -336,7 +336,7 @@ class Key:
 
 
 class Health(enum.Enum):
-    """True if the engine can take work."""
+    """The state of an engine; it takes work while READY."""
 
     STARTING = "starting"
     READY = "ready"

@@ -395,7 +395,7 @@ class Runtime:
                 self.log.error("admission_broke", error=safe_traceback(exc))
 
     async def aclose(self) -> None:
-        """Close everything, the last opened first."""
+        """Close streams, engines, safety, journal, and the store last, as all others write to it."""
         for task in (*self._background, self._watching):
             if task is not None:
                 task.cancel()

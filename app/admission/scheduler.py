@@ -192,8 +192,8 @@ class AdmissionScheduler:
     def fits_queue(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
         """True if a key's next request, of so many tokens, fits beside what waits before it.
 
-        Keys that are held back are not before it, nor a key with a blocked request that it may pass: then it
-        may use what is kept for keys within their share, too.
+        Neither the requests of keys that are held back nor those of a key whose blocked request it may pass
+        count as before it. Where it may pass one, it may also use the room kept for keys within their share.
         """
         held_back = [other for other in self._held_back if other is not tenant]
         n = len(self._queue) - sum(len(other.waiting) for other in held_back) + 1
@@ -240,8 +240,9 @@ class AdmissionScheduler:
     def _may_pass(self, tenant: Tenant, tokens: int, num_waiting: int, blocked: Ticket) -> bool:
         """True if so many tokens of a key may be admitted before a blocked request.
 
-        Of the same key, or a lower tier: for a while. Of another key: as long as that is not served more by
-        it than one such request, or takes next to nothing and has no backlog.
+        A request of the same key or of a lower tier may be passed by a bounded number of tokens. One of
+        another key may be passed while this key has been served no more than that key would be with it, or
+        where this key asks for next to nothing and has no backlog.
         """
         tuning, other = self._tuning, blocked.tenant
         if tenant is other or tenant.rank > other.rank:

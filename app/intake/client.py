@@ -1,4 +1,7 @@
-"""The client of one HTTP request, whose body was read: watches for its leaving."""
+"""The client of one HTTP request, whose body was read: watches for its leaving.
+
+`StreamRegistry.leave` (app.stream.registry) decides whether a generation ends then, and after which grace.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Intake:
             body = await self._bodies.read(request, caller.owner, self._bodies.limit_bytes)
             key = await body.idempotency(head.idempotency_key)
             async with self._keys.alone(caller.owner, key):
-                # Before the body is parsed: who was admitted uncharged for a known key may send no other one.
+                # Before parsing: a request that was admitted uncharged for a known key is refused under another.
                 stream = await self._keys.made(caller.owner, key, door.make_wire, head.last_event_id)
                 sender = Sender(caller.owner, key, body.placement())
                 chats, streaming = await body.parse_as(lambda sent: self._parse(door, sender, sent))
@@ -225,7 +225,9 @@ class Intake:
             reader.close()
             client.stop()
             raise
-        client.on_gone(lambda: None)  # from here on, to leave is not to stop
+        client.on_gone(
+            lambda: None
+        )  # once admitted, a client that leaves has its grace (app.stream.registry)
         return Opened(stream, client, reader)
 
     async def answer(self, stream: TokenStream, client: Client, door: Door, *, resumable: bool) -> Opened:

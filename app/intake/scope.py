@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 CONNECTION = "tokenring.connection"
-"""Key of the ASGI extension: the request's connection, a `FrameSink`."""
+"""Key of the ASGI extension: the request's connection, a `FrameSink` (app.api.http.protocol.Connection)."""
 OWNER = "tokenring.owner"
 """The caller's owner. Without it the caller is unknown."""
 KEY_ID = "tokenring.key_id"

@@ -1,4 +1,7 @@
-"""The unit that writes an entry's settlement. What it writes is read when it is made, on the loop."""
+"""The unit that writes an entry's settlement. What it writes is read when it is made, on the loop.
+
+`settle` of app.store.ledger makes it once: it changes a reservation that is still open, and no other row.
+"""
 
 from __future__ import annotations
 

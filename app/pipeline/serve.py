@@ -3,6 +3,17 @@
 The generation runs in a task of its own and writes into its `TokenStream`; HTTP handlers
 only attach readers. Whatever can refuse a request precedes `stream.open()`, which lets
 the status line out; after it there are only events.
+
+From the route to the socket:
+
+    GenerationRoutes.create        app/api/routes/generations.py   the request's task
+    Intake.open_stream             app/intake/open_stream.py
+    StreamRegistry.run             app/stream/registry.py          starts the generation's task
+    Pipeline.serve                 here
+    EngineRun.cleared              app/pipeline/engine_run.py      opens the stream, as `Intake.events` awaits
+    TokenStream.append             app/stream/token_stream.py      into the ring, and to each reader
+    Reader.on_event                app/stream/reader.py
+    Connection.write               app/api/http/protocol.py        the generation's task writes to the socket
 """
 
 from __future__ import annotations

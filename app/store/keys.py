@@ -5,6 +5,8 @@ is the plain SHA-256 of the whole. A slow hash is for secrets that people choose
 guess; none of 2^256 can be guessed, and every request would pay for it. A keyed hash would have to
 have its key beside the store.
 
+The server reads changes within the period of app.store.key_table. Streams of a revoked key run to their end.
+
 All functions but `digest_of` are units (app.store.database).
 """
 

@@ -7,6 +7,7 @@ processor time proves nothing, as ranks in a deadlock spin.
 
 A large model loads for minutes, and kernels are compiled for minutes: both take processor time. A process
 that waits forever for a device or another rank may take it too, hence the limit for the whole start.
+`SGLangRun.lose` (app.engine.sglang.run) ends an engine that was found hanging.
 """
 
 from __future__ import annotations

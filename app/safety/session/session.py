@@ -1,9 +1,11 @@
 """Safety along one request, as the pipeline sees it. A session is handed values and knows no stream.
 
+`SafetySession` screens nothing (`safety = off`); `ScreenedSession` (app.safety.session.screened) screens.
+
 prescreen ──▶ the n-grams' verdict, at once; for a continued answer `restore`: the verdict of the time before
 render ──▶ the prompt, with the operator's words in front where the policy has some
-start_full_screen ──▶ the full verdict begins, in a thread, beside the prefill: rendering has a thread
-               too, and of two only one runs Python at a time
+start_full_screen ──▶ the full verdict begins, in a thread, beside the prefill and after rendering: two
+               threads of Python would only slow each other
 await_verdict ──▶ waits for it: no status line and no token is sent sooner
 open_screen ──▶ the screen of the answer, through which every delta passes
 conclude ──▶ the answer is counted and stored, and its `moderation` object made
@@ -30,7 +32,7 @@ class AnswerScreen(Protocol):
 
     @property
     def in_review(self) -> bool:
-        """True if `examined` is to be asked before another delta is fed."""
+        """True if `review` has to be awaited before another delta is fed."""
         ...
 
     def feed(self, delta: Delta) -> Sequence[Delta]:

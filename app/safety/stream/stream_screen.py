@@ -209,7 +209,7 @@ class Screening:
         return [choice.review.recordable_findings() for choice in self._choices]
 
     def verdicts(self) -> list[Verdict]:
-        """The verdict on each choice, for OpenAI's `moderation` object. None where the screening broke."""
+        """The verdict on each choice, for OpenAI's `moderation` object. Empty where the screening broke."""
         if self.broken:
             return []
         try:
