@@ -69,7 +69,7 @@ class Intake:
             body = await self._bodies.read(request, caller.owner, self._bodies.limit_bytes)
             key = await body.idempotency(head.idempotency_key)
             async with self._keys.alone(caller.owner, key):
-                # Before parsing: a request that was admitted uncharged for a known key is refused under another.
+                # Before parsing: a request admitted uncharged for a known key is refused under another.
                 stream = await self._keys.made(caller.owner, key, door.make_wire, head.last_event_id)
                 sender = Sender(caller.owner, key, body.placement())
                 chats, streaming = await body.parse_as(lambda sent: self._parse(door, sender, sent))
