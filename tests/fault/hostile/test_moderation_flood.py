@@ -127,12 +127,12 @@ async def test_moderations_are_requests_and_tokens_of_the_key(serve: Serve):
 
 
 async def test_a_callers_line_is_bounded(serve: Serve):
-    """What would wait behind hundreds is 429 and told when to come; another key is served."""
+    """A request behind hundreds of long texts is 429 with a time to return; another key is served."""
     served = await serve(Script(tokens=4))
     ann, bob = await made(served, "ann"), await made(served, "bob")
     flooding = [await start(served, long_text(9), ann)]
     await until(lambda: num_begun(served) == 1)
-    flooding += [await start(served, f"lily {number}", ann) for number in range(MAX_WAITING - 1)]
+    flooding += [await start(served, f"{WORDS * 80}{number}", ann) for number in range(MAX_WAITING - 1)]
     await until(lambda: num_begun(served) == MAX_WAITING)
     answer = await served.call("POST", MODERATIONS, {"input": "daisy"}, **ann)
     assert answer.refusal() == (429, "rate_limit_exceeded", None)
