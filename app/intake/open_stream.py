@@ -225,9 +225,8 @@ class Intake:
             reader.close()
             client.stop()
             raise
-        client.on_gone(
-            lambda: None
-        )  # once admitted, a client that leaves has its grace (app.stream.registry)
+        # Once admitted, a client that leaves has its grace (app.stream.registry).
+        client.on_gone(lambda: None)
         return Opened(stream, client, reader)
 
     async def answer(self, stream: TokenStream, client: Client, door: Door, *, resumable: bool) -> Opened:

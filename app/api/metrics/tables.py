@@ -99,7 +99,7 @@ TABLES = (
         gauge tokenring_live_streams | streams | streams.num_live
             Streams whose generation has not ended.
         gauge tokenring_stream_readers | readers | streams.num_readers
-            Clients attached to a stream, whether it is live or has ended.
+            Clients attached to a stream, whether it is queued, live or has ended.
         gauge tokenring_retained_streams | streams | streams.num_retained
             Streams that have ended and are still in memory.
         gauge tokenring_live_streams_bytes | bytes | streams.live_bytes

@@ -42,7 +42,8 @@ class ModerationRoutes:
         self._limiter = limiter
         self._bodies = bodies
         self._requests = FairGate(0, "moderations", max_per_owner=MAX_WAITING, max_total=MAX_WAITING_TOTAL)
-        self._long, self._short = (FairGate(n, one_each=True) for n in (LONG_AT_ONCE, SHORT_AT_ONCE))
+        self._owners = FairGate(MAX_WAITING_TOTAL, one_each=True)  # one text of an owner at a time
+        self._long, self._short = FairGate(LONG_AT_ONCE), FairGate(SHORT_AT_ONCE)
 
     async def create(self, request: Request, caller: Caller) -> Response:
         """Classify each input as the prompt that it would be.
@@ -83,7 +84,7 @@ class ModerationRoutes:
         results = []
         for text in texts:
             gate = self._short if len(text) <= FAST_CHARS else self._long
-            async with gate.place(owner):
+            async with self._owners.place(owner), gate.place(owner):
                 results.append(await judge(text))
             await asyncio.sleep(0)  # remembered texts are judged without waiting
         return results
