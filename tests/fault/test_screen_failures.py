@@ -325,7 +325,7 @@ async def test_what_cannot_be_remembered_of_an_answer_leaves_nothing_open(serve:
         raise RuntimeError(SECRET)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.pipeline.finalize.answers", broken)
+        patch.setattr("app.pipeline.finalize.build_messages", broken)
         assert (await served.post(chat("hello", stream=False), **key)).status == 200
         await until(lambda: served.logged("generation_broke"))
     assert (await served.post(chat("hello", stream=False), **key)).status == 200

@@ -94,12 +94,12 @@ class Connection:
 
         While the event loop is busy with others a request waits in its socket, where only the kernel sees it.
         """
-        sock = self._transport.get_extra_info("socket")
-        if sock is None or not _TELLS_TIMES:
-            return 0.0
         try:
+            sock = self._transport.get_extra_info("socket")
+            if sock is None or not _TELLS_TIMES:
+                return 0.0
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECV.stop)
-        except OSError:  # closed, or not TCP
+        except (OSError, ValueError):  # not TCP, or closed: uvloop finds no descriptor then
             return 0.0
         return int.from_bytes(info[_LAST_DATA_RECV], sys.byteorder) / 1000
 
