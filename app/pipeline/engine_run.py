@@ -104,10 +104,10 @@ class EngineRun:
         try:
             if isinstance(exc, ScreenFailed):
                 await self._drain_engine()
-            elif isinstance(exc, ServingError):
-                self._release_harmless()
-            elif exc is not None and not isinstance(exc, Suspended):  # a defect, or the task is cancelled
-                self._engine.abort(self._rid)
+            elif exc is not None and not isinstance(exc, Suspended):
+                self._engine.abort(self._rid)  # ignored where the engine has failed or ended
+                if isinstance(exc, ServingError):  # no defect, and the task is not cancelled
+                    self._release_harmless()
         finally:
             if self._opening is not None:
                 self._opening.cancel()  # what has ended by now must not be opened

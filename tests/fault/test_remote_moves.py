@@ -111,6 +111,15 @@ async def gives_up(server: FalseServer, response: web.StreamResponse, request: w
     await response.write_eof()
 
 
+async def queues_too_long(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+    """Accepts the request, and refuses it after a while without a token."""
+    await response.prepare(request)
+    await asyncio.sleep(0.8)
+    finish = {"type": "abort", "status_code": 503, "message": "The request queue is full."}
+    await response.write(frame(4, finish, before=4).replace(b"w4 ", b"").replace(b"[4]", b"[]"))
+    await response.write_eof()
+
+
 KIND_OF: dict[Fault, str] = {
     breaks_off: "broke_off",
     ends_early: "broke_off",
@@ -229,6 +238,27 @@ async def test_an_answer_whose_server_stays_away_ends(servers: list[FalseServer]
         await reading
     assert ids_of(seen) == list(range(1, len(seen) + 1))
     assert moved(engine) == {"ended": 1}
+
+
+async def test_an_answer_that_waited_long_at_another_server_is_moved_again(
+    servers: list[FalseServer], connect: Any
+) -> None:
+    """It was queued there for longer than the time set, and then refused: the time starts again."""
+    engine = await connect(*servers, resume_s=0.5)
+    queues_and_refuses = once(queues_too_long)
+
+    async def dies_then_refuses(
+        server: FalseServer, response: web.StreamResponse, request: web.Request
+    ) -> None:
+        if len((await request.json())["input_ids"]) == PROMPT_TOKENS:
+            await breaks_off(server, response, request)
+        else:
+            await queues_and_refuses(server, response, request)
+
+    for server in servers:
+        server.fault = dies_then_refuses
+    check_whole(await ask(engine))
+    assert moved(engine) == {"resumed": 1}
 
 
 async def test_an_abort_while_no_server_is_there_ends_at_once(

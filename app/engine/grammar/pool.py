@@ -71,6 +71,7 @@ class WorkerPool:
         )
         self._idle: list[asyncio.subprocess.Process] = []
         self._all: set[asyncio.subprocess.Process] = set()
+        self._refilling: asyncio.Task[None] | None = None
         self._closed = False
 
     async def start(self) -> None:
@@ -80,6 +81,8 @@ class WorkerPool:
     async def aclose(self) -> None:
         """Kill the workers; a second call does nothing."""
         self._closed = True
+        if self._refilling is not None:
+            await asyncio.wait([self._refilling])  # not cancelled: its process may be starting
         idle, self._idle = self._idle, []
         for process in idle:
             await self._kill(process)
@@ -125,12 +128,23 @@ class WorkerPool:
                 self._idle.append(process)
             else:
                 await self._kill(process)
+                if not (self._closed or self._idle or self._refilling):
+                    self._refilling = asyncio.create_task(self._refill(), name="grammar-worker")
         if not reply:
             return self._died(process)
         fields = json.loads(reply)
         return GrammarVerdict(fields["outcome"], fields["reason"])
 
+    async def _refill(self) -> None:
+        """Have a worker ready for the next grammar."""
+        with contextlib.suppress(Unavailable, OSError):  # the next grammar tries again
+            self._idle.append(await self._spawn())
+        self._refilling = None
+
     async def _worker(self) -> asyncio.subprocess.Process:
+        if not self._idle and self._refilling is not None:
+            await asyncio.wait([self._refilling])  # a caller that leaves does not stop it
+            self._check_open()
         while self._idle:
             process = self._idle.pop()
             if process.returncode is None:

@@ -87,6 +87,8 @@ class Attempts:
         self._deaths = self._moves = 0
         self._lost_s: float | None = None
         """When its server was lost, until the next token."""
+        self._wanting_s: float | None = None
+        """Since when it waits for another server, until one accepts it."""
         self._why = "no server can be reached"
 
     @property
@@ -99,15 +101,21 @@ class Attempts:
         self.tried.append(server)
         self.number += 1
 
+    def accepted(self) -> None:
+        """Note that a server has accepted it: if that one fails too, the time to wait starts again."""
+        self._wanting_s = None
+
     def advanced(self) -> float | None:
         """Note a token; returns the time of the loss where it is the first one after it."""
         lost_s, self._lost_s, self._deaths = self._lost_s, None, 0
         self.tried.clear()
         return lost_s
 
-    def missed(self, why: str) -> None:
+    def missed(self, why: str, now_s: float) -> None:
         """Note that a server could not take it."""
         self._why = why
+        if self.has_moved and self._wanting_s is None:
+            self._wanting_s = now_s
 
     def died(self, server: RemoteServer, why: str, now_s: float) -> None:
         """Note that the server was lost which had accepted it."""
@@ -115,16 +123,16 @@ class Attempts:
         self._deaths += 1
         self._moves += 1
         self._lost_s = now_s if self._lost_s is None else self._lost_s
-        self._why = why
+        self.missed(why, now_s)
 
     def left_s(self, now_s: float) -> float:
         """The seconds for which it may wait for a server; none before one has died under it."""
-        return 0.0 if self._lost_s is None else self._lost_s + self._resume_s - now_s
+        return 0.0 if self._wanting_s is None else self._wanting_s + self._resume_s - now_s
 
     def queued(self, waited_s: float) -> None:
         """Note a wait for the others before it, which does not count."""
-        if self._lost_s is not None:
-            self._lost_s += waited_s
+        if self._wanting_s is not None:
+            self._wanting_s += waited_s
 
     def verdict(self, now_s: float, *, begun: bool) -> ServingError | None:
         """The error that ends it; None where it may be sent again."""
@@ -272,7 +280,7 @@ class RemoteGeneration:
         if died:
             self._attempts.died(server, why, now_s)
         else:
-            self._attempts.missed(why)
+            self._attempts.missed(why, now_s)
         error = self._attempts.verdict(now_s, begun=self._begun)
         if error is not None:
             raise error
@@ -308,6 +316,7 @@ class RemoteGeneration:
         self._reader = ChoiceReader(len(body["input_ids"]), num_ids, num_chars)
         async with server.generate({**body, "rid": rid, "stream": True}) as read:
             self._accepted = server, rid
+            self._attempts.accepted()
             await self._read(server, rid, read)
         server.breaker.succeeded()
         if self._reader.miscounts_prompt:

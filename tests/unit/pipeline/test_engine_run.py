@@ -18,6 +18,7 @@ from app.errors import (
 )
 from app.metering.budgets import Allowance, Budgets
 from app.metering.limits import Limiter
+from app.resume.skip_released import OutputMismatch
 from app.safety.verdict import ScreenFailed
 from app.stream.ring import Failed, Notice
 from app.stream.token_stream import SHUTDOWN, STORAGE
@@ -268,6 +269,17 @@ async def test_screen_that_breaks_releases_nothing_more(world: Generations):
     row = await world.row()
     assert (row["completion_tokens"], row["withheld_tokens"]) == (5, 4)
     assert not world.balance.differs
+
+
+async def test_answer_that_diverges_stops_the_engine(world: Generations):
+    """The room in the engine is given back, so it generates nothing more."""
+    world.check.screen = HoldingScreen(OutputMismatch())
+    stream, serving = await running(world)
+    world.engine.say("broken")
+    await serving
+    assert isinstance(stream.error, OutputMismatch)
+    assert text_of(stream) == "word"
+    assert world.engine.aborted == ["chatcmpl-1"]
 
 
 async def test_engine_that_fails_while_it_is_stopped_changes_nothing(world: Generations):

@@ -14,6 +14,7 @@ from app.engine.grammar.cost import GrammarBudget
 from app.engine.grammar.pool import MAX_WAITING_PER_OWNER, GrammarVerdict, WorkerPool, WorkerSetup
 from app.engine.sglang.grammar import GrammarCheck
 from app.errors import BadRequest, EngineNotReady, GrammarTooSlow, RateLimited
+from tests.support.sse_client import until
 
 MANY_RULES = "root ::= r0\n" + "\n".join(
     f'r{i} ::= r{(i * 7 + 1) % 1500} r{(i * 3 + 2) % 1500} | r{(i + 1) % 1500} | "a" | ""'
@@ -57,7 +58,8 @@ async def check() -> AsyncIterator[GrammarCheck]:
 async def test_a_slow_compile_is_killed_and_the_next_grammar_passes(pool: WorkerPool):
     """The verdict says what it may take."""
     slow = await pool.check("ann", "ebnf", MANY_RULES, 64)
-    assert slow == GrammarVerdict("slow", "compiling and following it took over the 1 s that a grammar may take")
+    reason = "compiling and following it took over the 1 s that a grammar may take"
+    assert slow == GrammarVerdict("slow", reason)
     assert await pool.check("ann", "regex", "[a-z]+", 64) == GrammarVerdict("passed")
 
 
@@ -95,6 +97,38 @@ async def test_a_worker_that_died_is_replaced(pool: WorkerPool):
         os.kill(process.pid, signal.SIGKILL)
         await process.wait()
     assert await pool.check("ann", "regex", "[a-z]+", 64) == GrammarVerdict("passed")
+
+
+async def kill_one(pool: WorkerPool) -> None:
+    """A caller leaves, and its worker is killed with the grammar."""
+    leaving = asyncio.create_task(pool.check("ann", "ebnf", MANY_RULES, 64))
+    await until(lambda: not pool._idle)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+
+
+async def test_after_a_kill_the_next_grammar_finds_a_worker(pool: WorkerPool):
+    """It is started in the background, and by no caller: one that waits for it and leaves does not end it."""
+    await kill_one(pool)
+    waiting = [asyncio.create_task(pool.check(owner, "regex", "[a-z]+", 64)) for owner in ("ann", "bob")]
+    await until(lambda: pool._all and len(pool._gate._holders) == len(waiting))
+    (process,) = pool._all
+    waiting[0].cancel()
+    assert await waiting[1] == GrammarVerdict("passed")
+    assert pool._idle == [process]
+    assert pool._all == {process}
+
+
+async def test_a_pool_that_closes_waits_for_the_worker_that_starts(pool: WorkerPool):
+    """It is killed, whoever waits for it, and no other one is started."""
+    await kill_one(pool)
+    waiting = asyncio.create_task(pool.check("bob", "regex", "[a-z]+", 64))
+    await until(lambda: pool._gate._holders)
+    await pool.aclose()
+    assert pool._refilling is None
+    with pytest.raises(EngineNotReady):
+        await waiting
+    assert not pool._all
 
 
 async def test_no_worker_outlives_the_pool():

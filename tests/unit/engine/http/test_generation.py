@@ -22,7 +22,7 @@ def test_what_no_server_accepts_is_tried_a_few_times() -> None:
     attempts = Attempts(resume_s=100)
     for number in range(UNREACHED):
         attempts.sent(SERVERS[number])
-        attempts.missed("no connection")
+        attempts.missed("no connection", 0)
         error = attempts.verdict(0, begun=False)
         assert (error is None) == (number < UNREACHED - 1)
     assert isinstance(error, EngineNotReady)
@@ -31,23 +31,36 @@ def test_what_no_server_accepts_is_tried_a_few_times() -> None:
 
 
 def test_what_has_lost_its_server_waits_for_another() -> None:
-    """As long as is set, counted from the loss, less the wait for others; a token ends the wait."""
+    """As long as is set, counted from the loss, less the wait for others; a server ends it."""
     attempts = Attempts(resume_s=10)
     attempts.sent(SERVERS[0])
     assert attempts.advanced() is None
     attempts.died(SERVERS[0], "broke off", 100)
     assert attempts.has_moved
     assert (attempts.left_s(100), attempts.left_s(104)) == (10, 6)
-    attempts.missed("no connection")
+    attempts.missed("no connection", 105)
     assert attempts.verdict(109, begun=True) is None
     attempts.queued(3)
     assert attempts.left_s(109) == 4
     error = attempts.verdict(114, begun=True)
     assert isinstance(error, EngineFailed)
     assert code(error) == "engine_failed"
-    assert attempts.advanced() == 103
+    attempts.accepted()
     assert attempts.left_s(114) == 0
+    assert attempts.advanced() == 100
     assert attempts.advanced() is None
+
+
+def test_what_was_accepted_and_then_refused_has_the_full_time_again() -> None:
+    """However long the second server had queued it."""
+    attempts = Attempts(resume_s=10)
+    attempts.died(SERVERS[0], "broke off", 100)
+    attempts.accepted()
+    attempts.missed("refused with status 503", 150)
+    assert attempts.verdict(150, begun=True) is None
+    assert (attempts.left_s(150), attempts.left_s(156)) == (10, 4)
+    attempts.missed("no connection", 156)
+    assert attempts.left_s(156) == 4
 
 
 def test_without_a_time_to_wait_nothing_moves() -> None:
