@@ -20,6 +20,7 @@ from app.metering.usage import groups_of, period_of, sums_as_json, text_of, usag
 from app.store.backup import backup, connected, conversations, deleted_before, opened
 from app.store.conversations import no_conversation
 from app.store.database import FILE_NAME
+from app.store.events import num_erased
 from app.store.export import FORMATS, document
 from app.store.opening import StoreRefused, holder
 from app.store.purge import purge_now
@@ -30,6 +31,10 @@ EXIT_DIFFERENT = 1
 EXIT_PIPE = 1
 EXIT_INCOMPLETE = 1
 _DAY_US = 86_400_000_000
+_LEFT_TO_SERVER = (
+    "Copies may be in the database file until the server writes it anew (VACUUM), when it has been quiet"
+    " for one to two minutes: nothing written."
+)
 ALL = "all"
 _SHOWN: Mapping[str, Sequence[str]] = {"key": ("key", "key_name", "owner")}
 """Columns of a group that has more than one."""
@@ -203,14 +208,16 @@ def _purge(args: argparse.Namespace, data_dir: Path) -> int:
             ids = deleted_before(connection, time.time_ns() // 1000 - args.deleted_before * _DAY_US)
         else:
             ids = [args.id]
-        complete = purge_now(connection, ids, vacuum=not served)
+        emptied = purge_now(connection, ids, vacuum=not served)
+        to_vacuum = served and bool(ids or num_erased(connection))
     lines = [f"{len(ids)} conversations purged."]
     if ids and served:
-        lines.append("The server removes copies in the file after a minute without writes.")
-    if not complete:
-        lines = ["Another process reads the store, so the text may still be in its log: purge again."]
+        lines.append(_LEFT_TO_SERVER)
+    if not emptied:
+        lines = ["Another process uses the store, so the text may still be in its log: purge again."]
+    complete = emptied and not to_vacuum
     _print(args, {"object": "purge", "conversations": len(ids), "complete": complete}, lines)
-    return EXIT_OK if complete else EXIT_INCOMPLETE
+    return EXIT_OK if emptied else EXIT_INCOMPLETE
 
 
 def _print(args: argparse.Namespace, report: Mapping[str, Any], lines: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from app.store.database import FILE_NAME, LOCK_TIMEOUT_S
 from app.store.opening import (
     StoreRefused,
     create_private,
+    holder,
     keep_temporary_files_in,
     lock,
     prepare,
@@ -25,6 +26,12 @@ from app.store.opening import (
 from app.store.schema import MIGRATIONS, applied
 
 _PAGES_A_STEP = 1000
+SERVED_TIMEOUT_S = 120.0
+"""Seconds that a command waits to write beside a server, whose VACUUM holds the lock for some 6 s a GB."""
+_VACUUMING = (
+    "{} is still locked after {:.0f} s ({}), most likely because the server that uses it writes the file anew"
+    " (VACUUM, some 6 s a GB). Leave the server running, and run the command again later."
+)
 
 
 @contextmanager
@@ -32,12 +39,15 @@ def connected(data_dir: Path, *, write: bool = False, older: bool = False) -> It
     """A connection to the store of a data directory, in autocommit mode.
 
     `older` allows a schema that the server would first bring up to date. Raises StoreRefused:
-    there is no store, it is of another version, damaged, or locked for too long.
+    there is no store, it is of another version, damaged, or locked for too long: 15 s, and where a
+    server holds the directory and `write` is asked for 120 s.
     """
     path = data_dir / FILE_NAME
     _check_there(path)
+    served = write and holder(data_dir) is not None
+    timeout_s = SERVED_TIMEOUT_S if served else LOCK_TIMEOUT_S
     try:
-        with closing(_connect(path, "rw" if write else "ro")) as connection:
+        with closing(_connect(path, "rw" if write else "ro", timeout_s)) as connection:
             connection.execute("PRAGMA foreign_keys=ON")
             connection.execute("PRAGMA secure_delete=ON")
             if write:
@@ -45,6 +55,8 @@ def connected(data_dir: Path, *, write: bool = False, older: bool = False) -> It
             _check_version(connection, older=older)
             yield connection
     except sqlite3.Error as exc:
+        if served and getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+            raise StoreRefused(_VACUUMING.format(path, timeout_s, exc)) from exc
         raise StoreRefused(refusal(path, exc)) from exc
 
 
@@ -129,9 +141,9 @@ def _check_there(path: Path) -> None:
         )
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
+def _connect(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=LOCK_TIMEOUT_S)
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=timeout_s)
 
 
 def _check_version(connection: sqlite3.Connection, *, older: bool) -> None:

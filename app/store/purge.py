@@ -5,9 +5,10 @@
 SQLite zeroes what it frees (`secure_delete`), and the log is emptied after each purge. When SQLite spreads
 the rows of a page over its neighbours, copies of them stay in the page's unallocated space, and outlive the
 rows (`rebuildPage` in btree.c; found by tests/unit/store/test_purge.py). VACUUM writes the file without
-them: in the first idle minute after a purge, at most once a day. The row of a conversation is deleted
-last, so that a purge that died is done again from its beginning. The full-text index keeps deleted words in
-its old segments until these are merged into one. https://www.sqlite.org/fts5.html#the_merge_command
+them: in the first idle minute after a purge, at most once a day, or sooner for what a command purged beside
+the server. The row of a conversation is deleted last, so that a purge that died is done again from its
+beginning. The full-text index keeps deleted words in its old segments until these are merged into one.
+https://www.sqlite.org/fts5.html#the_merge_command
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ IDLE_S = 60.0
 RETRY_S = 600.0
 """Seconds after a VACUUM that gave way to a write until the next is tried."""
 VACUUM_PERIOD_S = 86_400.0
+"""Seconds between two VACUUMs, at least, except for what a command purged beside the server."""
 OVERDUE_S = 7 * 86_400.0
 """Seconds after which the log warns, once a day, that no idle minute was long enough for VACUUM."""
 READER_TIMEOUT_S = 2.0
@@ -67,6 +69,9 @@ class Purge:
         self._erased = 0
         """Answers, as `num_erased` counts them, of which it may."""
         self._overdue_at_s = 0.0
+        self._purging = asyncio.Lock()
+        self._vacuum_at_s = 0.0
+        """Monotonic time before which there is no VACUUM."""
 
     async def run(self) -> None:
         """Purge until cancelled; what could not be done is done the next time."""
@@ -95,14 +100,24 @@ class Purge:
             await asyncio.sleep(IDLE_S)
             units = self._database.num_units
             idle, units_before = units == units_before, units
+            if idle and await self._tried(self._is_purged_elsewhere):
+                await self._tried(self.once, postponed="purge_postponed")
+                if await self._tried(self._is_purged_elsewhere):  # a reader or the disk was in the way
+                    await asyncio.sleep(RETRY_S)
+                    continue
             if not (self._wiped or self._erased):
                 continue
             if time.monotonic() > self._overdue_at_s:
                 self._log.warning("vacuum_overdue", hint="purged text may be in the file: docs/storage.md")
                 self._overdue_at_s = time.monotonic() + VACUUM_PERIOD_S
-            if idle:
+            if idle and time.monotonic() >= self._vacuum_at_s:
                 done = await self._tried(self.compact, postponed="vacuum_postponed")
-                await asyncio.sleep(VACUUM_PERIOD_S if done else RETRY_S)
+                self._vacuum_at_s = time.monotonic() + (VACUUM_PERIOD_S if done else RETRY_S)
+
+    async def _is_purged_elsewhere(self) -> bool:
+        """True if a command wiped conversations of which this process does not know; their VACUUM is due."""
+        wiped = await self._database.read(partial(_due, before_us=WIPED + 1))
+        return bool(set(wiped) - set(self._wiped))
 
     async def _tried(
         self, work: Callable[[], Awaitable[int]], *, postponed: str | None = None, broke: str = "purge_broke"
@@ -119,11 +134,17 @@ class Purge:
 
     async def once(self) -> int:
         """Purge what is due now; returns how many conversations. Raises StorageUnavailable."""
+        async with self._purging:
+            return await self._purge_due()
+
+    async def _purge_due(self) -> int:
         before_us = time.time_ns() // 1000 - self._after_days * _DAY_US
         erased = await self._database.read(num_erased)
         due = await self._database.read(partial(_due, before_us=before_us))
         if erased == self._erased and not set(due) - set(self._wiped):
             return 0
+        if await self._is_purged_elsewhere():
+            self._vacuum_at_s = 0.0
         seqs = await self._database.write(partial(_claim_due, before_us=before_us))
         for unit in _wiping(seqs):
             while not await self._database.write(unit):

@@ -138,8 +138,15 @@ def test_a_purged_conversation_is_in_no_file(run: Run, ann: Chats, tmp_path: Pat
 
 def test_a_purge_beside_a_server_leaves_the_file_to_it(run: Run, ann: Chats, tmp_path: Path):
     """It says so; the rows are gone, and the conversation's own is left for after the VACUUM."""
+    nothing, left = (
+        {"object": "purge", "conversations": 0, "complete": True},
+        {"object": "purge", "conversations": 1, "complete": False},
+    )
     with lock(tmp_path):
+        assert json.loads(run("purge", "--deleted-before", "0", "--json")[1]) == nothing
         status, printed = run("purge", "--id", "conv_1")
+        report_status, report = run("purge", "--id", "conv_1", "--json")
+    assert (report_status, json.loads(report)) == (0, left)
     assert (status, printed.splitlines()[0]) == (0, "1 conversations purged.")
     assert "when it has been quiet" in printed
     assert ann.c.execute("SELECT deleted_at_us FROM conversations WHERE id = 'conv_1'").fetchall() == [(0,)]

@@ -13,7 +13,7 @@ from app.store import backup as beside
 from app.store import conversation_list
 from app.store.backup import backup, connected, conversations, deleted_before, make_missing, opened
 from app.store.database import FILE_NAME
-from app.store.opening import StoreRefused
+from app.store.opening import StoreRefused, lock
 from tests.support.conversing import Chats
 
 
@@ -75,6 +75,28 @@ def test_transaction_is_undone_by_what_is_raised(data_dir: Path):
         broken()
     with opened(data_dir) as reader:
         assert number_of(reader) == 0
+
+
+def test_writer_beside_a_server_waits_longer_and_names_its_vacuum(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without a server the lock is another program's, and ends sooner."""
+    assert beside.SERVED_TIMEOUT_S >= 120
+    monkeypatch.setattr(beside, "SERVED_TIMEOUT_S", 0.25)
+    monkeypatch.setattr(beside, "LOCK_TIMEOUT_S", 0.0)
+    with closing(sqlite3.connect(data_dir / FILE_NAME, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")  # as VACUUM has it
+        with pytest.raises(StoreRefused, match="End that program"), opened(data_dir, write=True):
+            pass
+        with lock(data_dir):
+            with opened(data_dir) as reader:
+                assert reader.execute("PRAGMA busy_timeout").fetchone() == (0,)
+            with connected(data_dir, write=True) as writer:
+                assert writer.execute("PRAGMA busy_timeout").fetchone() == (250,)
+            with pytest.raises(StoreRefused) as refused, opened(data_dir, write=True):
+                pass
+    assert "VACUUM" in str(refused.value)
+    assert "End that program" not in str(refused.value)
 
 
 def test_reader_cannot_write(data_dir: Path):

@@ -373,6 +373,10 @@ class WrittenDatabase:
     async def write(self, _unit: object) -> None:
         """See Database."""
 
+    async def read(self, _query: object) -> list[int]:
+        """See Database."""
+        return []
+
 
 async def test_file_is_written_anew_when_nothing_else_is(monkeypatch: pytest.MonkeyPatch):
     """Between two looks, and once where one purge was; without one never."""
@@ -448,6 +452,61 @@ async def test_purge_at_once_beside_a_server_leaves_the_vacuum_to_it(kept):
     assert (kept.database.path.with_name(FILE_NAME + "-wal")).stat().st_size == 0
     assert await kept.purge() == 1
     assert await kept.count("SELECT count(*) FROM conversations") == 0
+
+
+async def test_purge_beside_a_server_is_followed_by_a_vacuum_without_the_days_pause(
+    kept, monkeypatch: pytest.MonkeyPatch
+):
+    """The next idle look does it, though the hourly purge has just run and a VACUUM too."""
+    monkeypatch.setattr(purge, "IDLE_S", 0.001)
+    for conversation_id in ("conv_1", "conv_2", "conv_3"):
+        await kept.converse(conversation_id)
+    await kept.delete("conv_1")
+    running = asyncio.create_task(Purge(kept.database, structlog.get_logger(), 30).run())
+    await until(lambda: kept.left("conv_1") == set() and not kept.database._is_vacuuming())
+    with contextlib.closing(connect(kept)) as connection:
+        await asyncio.to_thread(purge_now, connection, ["conv_2"], vacuum=False)
+        await until(lambda: connection.execute("SELECT id FROM conversations").fetchall() == [("conv_3",)])
+    running.cancel()
+    assert kept.left("conv_1", "conv_2") == set()
+
+
+async def test_hourly_purge_that_meets_a_commands_first_ends_the_days_pause(kept):
+    """What was due by itself keeps to the pause; what a command wiped does not."""
+    purging = Purge(kept.database, structlog.get_logger(), 30)
+    for conversation_id in ("conv_1", "conv_2"):
+        await kept.converse(conversation_id)
+    await kept.delete("conv_1")
+    purging._vacuum_at_s = later_s = time.monotonic() + 60
+    assert await purging.once() == 1
+    assert purging._vacuum_at_s == later_s
+    with contextlib.closing(connect(kept)) as connection:
+        assert purge_now(connection, ["conv_2"], vacuum=False)
+    assert await purging.once() == 1
+    assert purging._vacuum_at_s == 0.0
+
+
+async def test_vacuum_of_what_was_due_by_itself_waits_for_the_day(kept, monkeypatch: pytest.MonkeyPatch):
+    """However many idle looks there are."""
+    monkeypatch.setattr(purge, "IDLE_S", 0.001)
+    purging = Purge(kept.database, structlog.get_logger(), 30)
+    await kept.converse("conv_1")
+    await kept.delete("conv_1")
+    assert await purging.once() == 1
+    purging._vacuum_at_s = time.monotonic() + 60
+    looks: list[bool] = []
+    look = purging._is_purged_elsewhere
+
+    async def counted() -> bool:
+        looks.append(await look())
+        return looks[-1]
+
+    monkeypatch.setattr(purging, "_is_purged_elsewhere", counted)
+    running = asyncio.create_task(purging._vacuum())
+    await until(lambda: len(looks) > 5)
+    running.cancel()
+    assert not any(looks)
+    assert await kept.count("SELECT count(*) FROM conversations") == 1
 
 
 async def test_purge_at_once_has_erased_answers_to_do(kept):
