@@ -65,7 +65,7 @@ def grammar(model: Any, **parameters: Any) -> tuple[Accepts, dict[str, Any]]:
     """Whether an answer to such a request may be a text, and SGLang's sampling parameters."""
     import xgrammar
 
-    sampling = model.render(chat(**parameters)).handle.body["sampling_params"]
+    sampling = model.render(chat(**parameters)).handle.sent["sampling_params"]
     kind = next(kind for kind in ("json_schema", "structural_tag") if sampling.get(kind))
     setup = model._grammar._pool._setup
     walker = Walker(Vocabulary(setup.serialized, setup.any_whitespace, None), mask_ms=50)
