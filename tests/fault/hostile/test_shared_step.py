@@ -13,7 +13,7 @@ from tests.support.sglang_owners import LEAST_SHARE, Node, schema
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
-ATTACK_S = 2.5
+ATTACK_S = 4.0
 ATTACKS = (
     *("stops", "stops_of_prompts", "stops_begun", "broken_characters"),
     *("biases", "biases_of_prompts", "biases_of_requests"),
