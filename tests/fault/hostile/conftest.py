@@ -1,4 +1,4 @@
-"""Real SGLang for two owners, started once for all attacks on the step that they share."""
+"""Real SGLang for two owners, started once for each file of attacks on the step that they share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.sglang_owners import Node, two_owners
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def node(tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any) -> AsyncIterator[Node]:
     """The server, after its first answer."""
     async with two_owners(tmp_path_factory.mktemp("owners")) as node:
