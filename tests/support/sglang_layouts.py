@@ -232,7 +232,11 @@ async def two_nodes(path: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "app", "node", "--rank", "1", "--tp", "2", "--config", str(config)]
     node = psutil.Popen(command)
     engine = await started(limits=RestartLimits(hang_s=120), tp=2, server_args=server_args)
-    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 200}}, "required": ["a"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "minLength": 150, "maxLength": 200}},
+        "required": ["a"],
+    }
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
     asked = [
         chat("Where?", temperature=0, max_tokens=300, ignore_eos=True),
