@@ -9,7 +9,7 @@ import pytest
 from tests.support.servers import ServerProcess, chat
 from tests.support.sse_client import Stream, fetch, open_stream
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timed, pytest.mark.timeout(300)]
 
 GRACE_S = 5.0
 """As the fixture sets it."""

@@ -42,6 +42,7 @@ from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Transcript, fetch, open_stream, until
 
 SEEDS = int(os.environ.get("CANARY_SEEDS", "2000"))
+TIMED_SEEDS = 200
 AT_ONCE = 20
 SPANS = ("qzxj-vkqz xzqv", "kzvx qqjz-zx", "xjqkvz")
 """Hard-listed; of letters that nothing else here is made of."""
@@ -328,6 +329,17 @@ async def server(serve: Serve, tmp_path: Path, plans: Sequence[Plan]) -> Served:
     )
 
 
+async def run_all(served: Served, plans: Sequence[Plan]) -> dict[str, Plan]:
+    """All seeds, some at once, until nothing is left to do; the plans by the ids of their requests."""
+    by_id: dict[str, Plan] = {}
+    for start in range(0, len(plans), AT_ONCE):
+        batch = plans[start : start + AT_ONCE]
+        ids = await asyncio.gather(*(run(served, plan) for plan in batch))
+        by_id |= zip(ids, batch, strict=True)
+    await until(lambda: not served.live() and served.runtime.database.queue_depth == 0)
+    return by_id
+
+
 @pytest.mark.timeout(60 + SEEDS)
 async def test_no_canary_is_told_or_kept(serve: Serve, tmp_path: Path):
     """Not to any client, in ring, store, index, log, metrics or events; and the bill is of what was told."""
@@ -335,12 +347,7 @@ async def test_no_canary_is_told_or_kept(serve: Serve, tmp_path: Path):
     served = await server(serve, tmp_path, plans)
     engine = served.engine
     assert isinstance(engine, Engine)
-    by_id: dict[str, Plan] = {}
-    for start in range(0, SEEDS, AT_ONCE):
-        batch = plans[start : start + AT_ONCE]
-        ids = await asyncio.gather(*(run(served, plan) for plan in batch))
-        by_id |= zip(ids, batch, strict=True)
-    await until(lambda: not served.live() and served.runtime.database.queue_depth == 0)
+    by_id = await run_all(served, plans)
     while not await served.runtime.database.write(indexing.index):
         pass
     kept = read_store(served.runtime.database.path)
@@ -349,7 +356,19 @@ async def test_no_canary_is_told_or_kept(serve: Serve, tmp_path: Path):
     admin = (await served.call("GET", "/api/admin/safety?limit=100")).body.decode()
     for text in (repr(served.log), metrics, admin, " ".join(kept.words), " ".join(kept.events)):
         assert leaks(text, plans) == []
-    late_s = [engine.stopped_s[rid] - at_s for rid, at_s in engine.triggered_s.items()]
-    assert len(late_s) > SEEDS / 10
-    assert max(late_s) < 0.05
+    assert len(engine.triggered_s) > SEEDS / 10
+    assert engine.triggered_s.keys() <= engine.stopped_s.keys()
     assert not served.runtime.balance.differs
+
+
+@pytest.mark.timed
+async def test_a_canary_stops_the_engine_within_50_ms(serve: Serve, tmp_path: Path):
+    """From the token that completes it to the engine's abort, with twenty requests at once."""
+    plans = [Plan(seed) for seed in range(TIMED_SEEDS)]
+    served = await server(serve, tmp_path, plans)
+    engine = served.engine
+    assert isinstance(engine, Engine)
+    await run_all(served, plans)
+    late_s = [engine.stopped_s[rid] - at_s for rid, at_s in engine.triggered_s.items()]
+    assert len(late_s) > TIMED_SEEDS / 10
+    assert max(late_s) < 0.05

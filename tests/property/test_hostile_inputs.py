@@ -168,9 +168,9 @@ def test_a_hard_list_finds_its_own_spans(spans: list[str], around: str, data: st
 @given(st.text(alphabet="a%41&#x41;\\u0041=YWFh.1234-_\u0301\u200b", max_size=1000))
 def test_normalizing_takes_bounded_time(text: str):
     """A thousand characters of any disguise are read in bounded time."""
-    began_s = time.perf_counter()
+    began_s = time.thread_time()
     views(text)
-    assert time.perf_counter() - began_s < NORMALIZE_CAP_S
+    assert time.thread_time() - began_s < NORMALIZE_CAP_S
 
 
 class Letters:

@@ -3,10 +3,12 @@
 import time
 from pathlib import Path
 
-_WAITED = Path("/proc/thread-self/schedstat")
 
+def unhindered_s(pid: int | None = None) -> float:
+    """Monotonic seconds, less those in which this thread could have run and another program did (Linux).
 
-def unhindered_s() -> float:
-    """Monotonic seconds, less those in which this thread could have run and another program did (Linux)."""
-    waited_ns = int(_WAITED.read_text().split()[1]) if _WAITED.exists() else 0
+    With a process, less those of its main thread too.
+    """
+    threads = [Path("/proc/thread-self/schedstat"), *([Path(f"/proc/{pid}/schedstat")] if pid else [])]
+    waited_ns = sum(int(thread.read_text().split()[1]) for thread in threads if thread.exists())
     return time.monotonic() - waited_ns / 1e9

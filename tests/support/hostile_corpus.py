@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from tests.support.clocks import unhindered_s
 from tests.support.sse_client import Connection, Response, fetch, request_bytes
 
 REQUESTS = Path(__file__).parents[1] / "fault" / "hostile" / "requests"
@@ -115,10 +116,9 @@ async def watched(port: int, pid: int) -> AsyncIterator[Seen]:
     """Ask `/healthz` and look at the memory all the while, and once more after it."""
     process, seen = psutil.Process(pid), Seen()
     at_first = process.memory_info().rss
-    loop = asyncio.get_running_loop()
 
     async def look() -> None:
-        asked_s = loop.time()
+        asked_s = unhindered_s(pid)
         try:
             async with asyncio.timeout(WITHIN_S):
                 status = (await fetch(port, "GET", "/healthz")).status
@@ -127,7 +127,7 @@ async def watched(port: int, pid: int) -> AsyncIterator[Seen]:
             seen.faults.append(f"/healthz: {type(exc).__name__}")
         if status != 200:
             seen.faults.append(f"/healthz: {status}")
-        seen.slowest_healthz_ms = max(seen.slowest_healthz_ms, (loop.time() - asked_s) * 1000)
+        seen.slowest_healthz_ms = max(seen.slowest_healthz_ms, (unhindered_s(pid) - asked_s) * 1000)
         seen.grown_mb = max(seen.grown_mb, (process.memory_info().rss - at_first) / MB)
 
     async def look_on() -> None:

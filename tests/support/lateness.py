@@ -1,4 +1,4 @@
-"""How late a server answers `/healthz` while it has something else to do."""
+"""How late a server answers `/healthz` while it has something else to do, other programs' time apart."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from tests.support.clocks import unhindered_s
+from tests.support.servers import ServerProcess
 from tests.support.sse_client import Connection
 
 EVERY_S = 0.02
@@ -20,10 +22,10 @@ class Lateness:
 
 
 @contextlib.asynccontextmanager
-async def lateness(port: int) -> AsyncIterator[Lateness]:
+async def lateness(server: ServerProcess) -> AsyncIterator[Lateness]:
     """Ask `/healthz` all the time, on a connection of its own, while the block runs."""
     measured = Lateness()
-    asking = asyncio.create_task(_ask(port, measured))
+    asking = asyncio.create_task(_ask(server, measured))
     try:
         yield measured
     finally:
@@ -34,15 +36,15 @@ async def lateness(port: int) -> AsyncIterator[Lateness]:
             await asking
 
 
-async def _ask(port: int, measured: Lateness) -> None:
-    loop = asyncio.get_running_loop()
-    async with await Connection.to(port) as connection:
+async def _ask(server: ServerProcess, measured: Lateness) -> None:
+    pid = server.process.pid
+    async with await Connection.to(await server.port()) as connection:
         while True:
-            began_s = loop.time()
+            began_s = unhindered_s(pid)
             try:
                 await connection.request("GET", "/healthz")
                 assert (await connection.response()).status == 200
             finally:
-                measured.longest_s = max(measured.longest_s, loop.time() - began_s)
+                measured.longest_s = max(measured.longest_s, unhindered_s(pid) - began_s)
             measured.answers += 1
             await asyncio.sleep(EVERY_S)

@@ -16,7 +16,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from app.engine_factory import GUARD_ARGS
 from app.errors import BadRequest, ServingError
 from app.safety.guard.templates import FORMATS
 from app.safety.guard.tier import Guard
+from tests.support.clocks import unhindered_s
 from tests.support.engines import Answer, ask, chat, next_turn
 
 LONG = {"max_tokens": 4000, "ignore_eos": True}
@@ -70,10 +70,10 @@ async def _death_of(engine: SGLangEngine, name: str) -> dict[str, Any]:
         async for delta in engine.generate(request.request_id, prompt):
             received += len(delta.token_ids)
             if received >= 10 and not killed_at:
-                killed_at = time.monotonic()
+                killed_at = unhindered_s()
                 os.kill(child(name), signal.SIGKILL)
     except ServingError as exc:
-        noticed_s, error = time.monotonic() - killed_at, type(exc).__name__
+        noticed_s, error = unhindered_s() - killed_at, type(exc).__name__
     render_error = None
     try:
         await engine.render(chat())

@@ -94,7 +94,7 @@ async def test_no_body_stalls_the_others(big_server: ServerProcess):
     port = await big_server.port()
     late = {}
     for name, (raw, refusal) in BODIES.items():
-        async with lateness(port) as measured:
+        async with lateness(big_server) as measured:
             answer = await post(port, raw)
         assert answer.refusal()[:2] == refusal, name
         late[name] = measured.longest_s
@@ -109,7 +109,7 @@ async def test_a_long_text_stalls_nobody(big_server: ServerProcess, letter: str)
     encoded = json.dumps(letter).encode()[1:-1]
     content = b'"' + encoded * (SIZE // len(encoded)) + b'"'
     raw = b'{"model": "scripted", "messages": [{"role": "user", "content": ' + content + b"}]}"
-    async with lateness(port) as measured:
+    async with lateness(big_server) as measured:
         answer = await post(port, raw, **{"idempotency-key": ascii(letter)})
     assert answer.status in (200, 400), answer.body
     assert measured.longest_s < LATE_S

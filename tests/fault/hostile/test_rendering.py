@@ -39,6 +39,7 @@ async def timed_s(port: int, body: dict[str, Any]) -> float:
     return asyncio.get_running_loop().time() - began_s
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("text", TOO_LONG.values(), ids=TOO_LONG.keys())
 async def test_a_short_question_is_answered_while_texts_of_megabytes_come(
     sglang_server: ServerProcess, text: str
@@ -68,6 +69,7 @@ async def test_a_short_question_is_answered_while_texts_of_megabytes_come(
     assert waited_s[-1] < 6 + 5 * alone_s
 
 
+@pytest.mark.timed
 async def test_long_prompts_that_fit_do_not_hold_up_a_short_one(sglang_server: ServerProcess) -> None:
     """Fifty texts that only tokenizing shows to be too long are rendered beside a question, not before it."""
     port = await sglang_server.ready()

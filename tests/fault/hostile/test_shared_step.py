@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any
 
 import pytest
 
-from scripts.benchmarks.attacks import Target, attack
-from tests.support.sglang_owners import LEAST_SHARE, Node, schema
+from tests.support.sglang_owners import Node, schema
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
-ATTACK_S = 4.0
-ATTACKS = (
-    *("stops", "stops_of_prompts", "stops_begun", "broken_characters"),
-    *("biases", "biases_of_prompts", "biases_of_requests"),
-    *("dead_ends", "numbers"),
-)
 NEVER = 'root ::= "abc" never\nnever ::= never "b"'
 SWITCH = {
     "type": "object",
@@ -66,19 +58,3 @@ async def test_min_tokens_holds_where_a_grammar_can_go_on(node: Node):
     """The end is forbidden as long as something else is allowed."""
     answer = await node.ask(node.hostile, regex="(ab )+", min_tokens=20, max_tokens=30)
     assert answer.json()["usage"]["completion_tokens"] >= 20
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-async def test_another_stream_flows_beside_an_attack(node: Node, name: str):
-    """Its tokens per second stay a fair part of what they are alone, and nothing breaks."""
-    flow = await node.flow()
-    await flow.rate(0.5)
-    alone = await flow.rate(1.5)
-    target = Target(node.port, node.hostile["authorization"].removeprefix("Bearer "), "tokenring-builtin")
-    attacking = asyncio.create_task(attack(name, target, ATTACK_S))
-    await target.begun.wait()
-    beside = await flow.rate(ATTACK_S - 0.5)
-    await attacking
-    await flow.close()
-    assert {status for status in target.statuses if status >= 500} <= {503}
-    assert beside > LEAST_SHARE * alone

@@ -422,9 +422,9 @@ def test_a_request_that_breaks_nothing_costs_microseconds() -> None:
     counts = Counts(400, 1, 390)
     best = 1.0
     for _ in range(50):
-        started_s = time.perf_counter()
+        started_s = time.thread_time()
         for _ in range(20):
             node.report.record(request, prompt, counts, key_id="tr-a")
-        best = min(best, (time.perf_counter() - started_s) / 20)
+        best = min(best, (time.thread_time() - started_s) / 20)
     assert best < 30e-6, f"{best * 1e6:.1f} µs"
     assert not node.report.breaks.total()

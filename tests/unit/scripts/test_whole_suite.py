@@ -1,4 +1,4 @@
-"""Both halves of the suite are run, told apart, and neither's failure is lost."""
+"""The stages of the suite are run, told apart, and no failure of one is lost."""
 
 import re
 import subprocess
@@ -7,33 +7,53 @@ from pathlib import Path
 
 import pytest
 
-from scripts.support.whole_suite import OTHERS, Half, summary
+from scripts.support.whole_suite import OTHERS, SGLANG, TIMED, Stage, summary
 
 ROOT = Path(__file__).parents[3]
 RUN = """
 import sys
-from scripts.support.whole_suite import Half, run
-halves = [Half(name, [sys.executable, "-c", code]) for name, code in zip(("one", "two"), sys.argv[1:])]
-sys.exit(run(*halves))
+from scripts.support.whole_suite import Stage, run
+names = ("one", "two", "three")
+sys.exit(run(*(Stage(name, (sys.executable, "-c", code)) for name, code in zip(names, sys.argv[1:]))))
 """
 
 
-def start(kept: str, shown: str) -> subprocess.Popen[str]:
-    """Run these two as the halves."""
-    command = [sys.executable, "-c", RUN, kept, shown]
+def start(kept: str, shown: str, alone: str = "") -> subprocess.Popen[str]:
+    """Run these three as the stages."""
+    command = [sys.executable, "-c", RUN, kept, shown, alone]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize(("kept", "shown"), [(0, 0), (1, 0), (0, 1), (2, 2)])
-def test_the_suite_passes_when_both_halves_do(kept: int, shown: int):
-    """The status is 0 for two passes and 1 for anything else, and the last lines say which half it was."""
-    with start(f"raise SystemExit({kept})", f"raise SystemExit({shown})") as process:
+@pytest.mark.parametrize("statuses", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (2, 2, 5)])
+def test_the_suite_passes_when_all_stages_do(statuses: tuple[int, int, int]):
+    """The status is 0 for three passes and 1 for anything else, and the last lines say which stage it was."""
+    kept, shown, alone = (f"raise SystemExit({status})" for status in statuses)
+    with start(kept, shown, alone) as process:
         said, _ = process.communicate(timeout=40)
-    assert process.returncode == (1 if kept or shown else 0)
-    words = ["passed", "failed"]
-    told = [f"the tests two: {words[shown > 0]}", f"the tests one: {words[kept > 0]}"]
-    assert said.splitlines()[-2:] == told
-    assert re.fullmatch(r"the whole suite took \d+ s", said.splitlines()[-3])
+    assert process.returncode == (1 if any(statuses) else 0)
+    one, two, three = ("failed" if status else "passed" for status in statuses)
+    told = [f"the tests two: {two}", f"the tests one: {one}", f"the tests three: {three}"]
+    assert said.splitlines()[-3:] == told
+    assert re.fullmatch(r"the whole suite took \d+ s", said.splitlines()[-4])
+
+
+def test_what_is_timed_runs_alone(tmp_path: Path):
+    """The third stage starts when both halves have ended."""
+    ends = [tmp_path / "one", tmp_path / "two"]
+    kept, shown = (f"import pathlib; pathlib.Path({str(end)!r}).touch()" for end in ends)
+    alone = f"import pathlib; assert all(map(pathlib.Path.exists, map(pathlib.Path, {[*map(str, ends)]})))"
+    with start(kept, shown, alone) as process:
+        said, _ = process.communicate(timeout=40)
+    assert said.splitlines()[-1] == "the tests three: passed"
+
+
+def test_each_test_is_in_one_stage():
+    """Whether it starts SGLang or not, and is timed or not."""
+    selections = [stage.command[stage.command.index("-m", 2) + 1] for stage in (SGLANG, OTHERS, TIMED)]
+    for sglang in (True, False):
+        for timed in (True, False):
+            marks = {"sglang": sglang, "timed": timed}
+            assert [eval(selection, {}, marks) for selection in selections].count(True) == 1
 
 
 def test_what_one_half_says_comes_whole_after_the_other():
@@ -42,7 +62,7 @@ def test_what_one_half_says_comes_whole_after_the_other():
     with start(kept, "print('s1')") as process:
         said, _ = process.communicate(timeout=40)
     lines = [line for line in said.splitlines() if line]
-    assert lines[:4] == ["s1", "==== the tests one ====", "k1", "k2"]
+    assert lines[:5] == ["s1", "==== the tests one ====", "k1", "k2", "==== the tests three ===="]
 
 
 ENDLESS = """
@@ -61,14 +81,16 @@ except KeyboardInterrupt:
 
 
 def test_sigterm_lets_both_halves_tell_their_end(tmp_path: Path):
-    """Stopped from outside, both are interrupted as by Ctrl-C and say so."""
+    """Stopped from outside, both are interrupted as by Ctrl-C and say so; the third stage is not started."""
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
-    with start(ENDLESS.format(mine=one, other=two), ENDLESS.format(mine=two, other=one)) as process:
+    codes = [ENDLESS.format(mine=one, other=two), ENDLESS.format(mine=two, other=one), "print('third')"]
+    with start(*codes) as process:
         assert process.stdout.readline() == "begun\n"
         process.terminate()
         said, _ = process.communicate(timeout=40)
     assert process.returncode == 1
     assert said.count("stopped") == 2
+    assert "third" not in said
 
 
 REPORT = """
@@ -101,8 +123,8 @@ def test_no_more_than_ten_tests_are_slowest(tmp_path: Path) -> None:
     ]
 
 
-def test_a_half_without_a_report_says_so(tmp_path: Path) -> None:
+def test_a_stage_without_a_report_says_so(tmp_path: Path) -> None:
     """It was killed before it could write one."""
-    assert list(summary(Half("x", ()), tmp_path / "none.xml")) == [
+    assert list(summary(Stage("x", ()), tmp_path / "none.xml")) == [
         "the tests x left no report: they were ended before it"
     ]

@@ -467,8 +467,8 @@ class Slow:
 async def test_many_long_prompts_of_one_owner_are_all_read(screen):
     """Each may take as long as one alone, however long all of them do; the first ones are done first."""
     classifier = Slow(0.01)
-    prompts = screen(classifier, timeout_s=0.1)
-    texts = [f"{name} " * (SLICE_CHARS // 3) for name in range(10, 40)]
+    prompts = screen(classifier, timeout_s=0.5)
+    texts = [f"{name} " * (SLICE_CHARS // 3) for name in range(10, 90)]
     ended: list[str] = []
 
     async def judge(text: str) -> None:
@@ -477,7 +477,7 @@ async def test_many_long_prompts_of_one_owner_are_all_read(screen):
 
     await asyncio.gather(*map(judge, texts))
     assert ended == [text[:2] for text in texts]
-    assert len(classifier.read) * 0.01 > 0.1 + len(texts[0]) / ENCODER_CHARS_PER_S
+    assert len(classifier.read) * 0.01 > 0.5 + len(texts[0]) / ENCODER_CHARS_PER_S
 
 
 async def test_an_owners_long_prompts_do_not_delay_those_of_others(screen):
