@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import re
 import shlex
@@ -64,40 +65,64 @@ def docker_run(page: str) -> str:
     return line
 
 
+PLACES = {
+    **{target: (image_environ(target), "/data/") for target in TARGETS},
+    **{name: (unit_environ(name), "/var/lib/tokenring") for name in UNITS},
+}
+"""By image or unit: the variables that it sets, and where its volume is."""
 CACHES = """
-import json, os
-from sglang.kernels.jit.utils.compile.cache import cache_root
-from sglang.srt.environ import envs, third_party_cache_defaults
-from tvm_ffi.cpp import extension
-from huggingface_hub import constants
-found = dict(third_party_cache_defaults())
-found["sglang"] = envs.SGLANG_CACHE_DIR.get()
-found["deep_gemm"] = envs.SGLANG_DG_CACHE_DIR.get()
-found["cute_aot"] = envs.SGLANG_CUTE_AOT_CACHE_DIR.get()
-found["jit"] = str(cache_root())
-found["hub"] = constants.HF_HUB_CACHE
-found["home"] = os.path.expanduser("~")
-found["quack"] = os.environ["QUACK_CACHE_DIR"]
-print(json.dumps(found))
+import json, os, sys
+from app.engine.sglang.platform import prepare_process
+prepare_process()
+assert not {"sglang", "huggingface_hub", "tvm_ffi"} & sys.modules.keys()
+
+def caches():
+    from sglang.kernels.jit.utils.compile.cache import cache_root
+    from sglang.srt.environ import envs, third_party_cache_defaults
+    from tvm_ffi.cpp import extension
+    from huggingface_hub import constants
+    found = dict(third_party_cache_defaults())
+    found["sglang"] = envs.SGLANG_CACHE_DIR.get()
+    found["deep_gemm"] = envs.SGLANG_DG_CACHE_DIR.get()
+    found["cute_aot"] = envs.SGLANG_CUTE_AOT_CACHE_DIR.get()
+    found["jit"] = str(cache_root())
+    found["hub"] = constants.HF_HUB_CACHE
+    found["home"] = os.path.expanduser("~")
+    found["quack"] = os.environ["QUACK_CACHE_DIR"]
+    return found
+
+own = {name: os.environ[name] for name in ("PATH", "PYTHONPATH")}
+for place, environ in json.loads(sys.argv[1]).items():
+    if not (child := os.fork()):
+        os.environ.clear()
+        os.environ.update(environ | own)
+        prepare_process()
+        print(json.dumps([place, caches()]), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, place
 """
 
 
-@pytest.mark.parametrize(
-    ("environ", "kept"),
-    [
-        *((image_environ(target), "/data/") for target in TARGETS),
-        *((unit_environ(name), "/var/lib/tokenring") for name in UNITS),
-    ],
-    ids=[*TARGETS, *UNITS],
-)
-def test_what_is_compiled_or_downloaded_outlives_the_process(environ: dict[str, str], kept: str) -> None:
-    """The folders of SGLang, Triton, Inductor, CUDA, FlashInfer, DeepGEMM and the hub are in the volume."""
-    variables = {**environ, "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
-    script = f"from app.engine.sglang.platform import prepare_process\nprepare_process()\n{CACHES}"
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=variables, capture_output=True, text=True, check=True
-    )
-    found: dict[str, str] = yaml.safe_load(done.stdout.splitlines()[-1])
+@pytest.fixture(scope="module")
+def caches() -> dict[str, dict[str, str]]:
+    """By place: the folders of SGLang, Triton, Inductor, CUDA, FlashInfer, DeepGEMM and the hub.
+
+    A process for each, forked when torch is imported and nothing that reads its folders from the variables.
+    """
+    environs = json.dumps({place: environ for place, (environ, _) in PLACES.items()})
+    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", CACHES, environs]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_compiled_or_downloaded_outlives_the_process(
+    caches: dict[str, dict[str, str]], place: str
+) -> None:
+    """All these folders are in the volume."""
+    found, kept = caches[place], PLACES[place][1]
     assert len(found) == 11
     assert {name: path for name, path in found.items() if not path.startswith(kept)} == {}
 

@@ -12,7 +12,7 @@ from app.safety.classifiers.bundled_models import MODELS
 from app.safety.classifiers.classifier import Classifier
 from app.safety.policies.calibration import FILE_NAME, Calibration
 from app.safety.policies.policy_file import Rule
-from app.safety.verdict import harm
+from app.safety.verdict import Scores, harm
 from scripts.training.safety import rows
 from scripts.training.safety.obfuscate import DISGUISES, obfuscate
 from scripts.training.safety.rows import Row
@@ -65,9 +65,21 @@ def reached(classifier: Classifier, texts: Sequence[str], threshold: float) -> f
 
 
 @pytest.fixture(scope="module")
-def harms(classifier: Classifier) -> list[float]:
-    """Of harmful rows that were held out."""
-    return [harm(classifier.full(row.text)) for row in held_out(harmful=True)]
+def requests_for_harm(classifier: Classifier) -> list[tuple[Row, Scores]]:
+    """Harmful rows that were held out, with their scores."""
+    return [(row, classifier.full(row.text)) for row in held_out(harmful=True)]
+
+
+@pytest.fixture(scope="module")
+def harms(requests_for_harm: list[tuple[Row, Scores]]) -> list[float]:
+    """Of those rows."""
+    return [harm(scores) for _, scores in requests_for_harm]
+
+
+@pytest.fixture(scope="module")
+def look_alikes(classifier: Classifier) -> list[float]:
+    """The harms of harmless rows that were held out."""
+    return [harm(classifier.full(row.text)) for row in held_out(harmful=False)]
 
 
 @pytest.mark.parametrize(("fpr", "least"), [(BLOCK_FPR, 0.15), (WATCH_FPR, 0.68)])
@@ -81,11 +93,11 @@ def test_held_out_requests_for_harm_are_found(
 
 @pytest.mark.parametrize(("fpr", "most"), [(BLOCK_FPR, 0.01), (WATCH_FPR, 0.10)])
 def test_held_out_look_alikes_mostly_pass(
-    classifier: Classifier, thresholds: Calibration, fpr: float, most: float
+    look_alikes: list[float], thresholds: Calibration, fpr: float, most: float
 ):
     """They were written as the harmful ones' closest neighbours."""
-    texts = [row.text for row in held_out(harmful=False)]
-    assert reached(classifier, texts, thresholds.at("categories", "S1", fpr)) <= most
+    at = thresholds.at("categories", "S1", fpr)
+    assert sum(p >= at for p in look_alikes) / len(look_alikes) <= most
 
 
 def flagged(classifier: Classifier, thresholds: Calibration, texts: Sequence[str]) -> float:
@@ -198,11 +210,10 @@ def test_a_disguise_hides_little(
         assert plain - sum(p >= at for p in disguised) <= most
 
 
-def test_the_category_is_mostly_right(classifier: Classifier):
+def test_the_category_is_mostly_right(requests_for_harm: list[tuple[Row, Scores]]):
     """The likeliest category of held-out requests."""
-    found = held_out(harmful=True)
-    right = sum(max(CATEGORIES, key=classifier.full(row.text).__getitem__) == row.category for row in found)
-    assert right / len(found) >= 0.6
+    right = [max(CATEGORIES, key=scores.__getitem__) == row.category for row, scores in requests_for_harm]
+    assert sum(right) / len(right) >= 0.6
 
 
 def test_all_categories_share_a_threshold(thresholds: Calibration):
