@@ -162,6 +162,7 @@ class Connection:
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._ahead = b""
+        self._method = ""
         self.open = True
 
     @classmethod
@@ -205,6 +206,7 @@ class Connection:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Send a whole request."""
+        self._method = method
         await self.send(request_bytes(method, path, body, headers))
 
     async def read(self, limit_bytes: int = READ_BYTES) -> bytes:
@@ -259,8 +261,10 @@ class Connection:
             yield piece
 
     async def response(self) -> Response:
-        """The next response, whole."""
+        """The next response, whole. One to HEAD has no body: whatever came of one is in the next response."""
         head = await self.head()
+        if self._method == "HEAD":
+            return Response(head.status, head.headers, b"")
         return Response(head.status, head.headers, b"".join([p async for p in self.pieces(head)]))
 
     def close(self) -> None:
