@@ -52,8 +52,6 @@ ABORT_AGAIN_S = 0.5
 OVERLOADED = frozenset({429, 503})
 DRAIN_S = 0.5
 ABORTED: Mapping[str, Any] = {"type": "abort", "message": "aborted"}
-REPLAYED_AT_ONCE = 64
-"""Tokens of an earlier run that are handed over before other tasks run."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 """Starts a task that the engine ends at the latest when it is closed."""
@@ -382,20 +380,17 @@ class RemoteGeneration:
         return min(step.counts.cached_tokens, self._counts.prompt_tokens)
 
     async def _replay(self) -> None:
-        """Hand over, token by token, the ids that an earlier run of the server generated; they may be all."""
+        """Hand over the ids that an earlier run of the server generated; they may be all."""
         choice = self._choice
         if not self._carries_ids:
             check_resumable(choice.body["sampling_params"])
         prompt_ids, continued = choice.body["input_ids"], choice.continued
-        text, steps = await asyncio.to_thread(lambda: replay(choice.rules(), prompt_ids, continued))
+        behind, text, finish = await asyncio.to_thread(lambda: replay(choice.rules(), prompt_ids, continued))
         if not self._carries_ids:
-            self._text = text
-        for number, step in enumerate(steps, start=1):
-            self._received.add((step.token_id,), step.text)
-            self._counts = Counts(len(prompt_ids), number, 0, step.reasoning_tokens)
-            self._hand_over(step.text, (step.token_id,), step.finish, None)
-            if number % REPLAYED_AT_ONCE == 0:
-                await asyncio.sleep(0)
+            self._text = behind
+        self._received.add(behind.token_ids, text)
+        self._counts = Counts(len(prompt_ids), behind.num_tokens, 0, behind.reasoning_tokens)
+        self._hand_over(text, behind.token_ids, finish, None)
 
     def _hand_over(self, text: str, token_ids: Sequence[int], finish: Finish | None, logprobs: Any) -> None:
         self._ended = finish is not None

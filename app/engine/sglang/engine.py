@@ -26,10 +26,10 @@ from app.engine.request_limits import check_images
 from app.engine.sglang.allowed_args import is_speculative
 from app.engine.sglang.args import SGLangOptions, as_started
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
-from app.engine.sglang.process_work import WARM_UP, StartWork, launch_stage
+from app.engine.sglang.process_work import WARM_UP, launch_stage
 from app.engine.sglang.recovery import FIRST_PAUSE_S, MAX_PAUSE_S, Recovery
 from app.engine.sglang.run import SGLangRun
-from app.engine.sglang.watchdog import PATIENCE, StartWatchdog, watched
+from app.engine.sglang.watchdog import BUSY_FACTOR
 from app.engine.sink import GenerationStream, Tallies, TokenTally
 from app.engine.supervise import Backoff, LossCause, RestartHistory, RestartLimits
 from app.errors import BadRequest, EngineFailed, EngineNotReady
@@ -139,7 +139,7 @@ class SGLangEngine:
         if self._run is not None and not self._run.closed:
             await self._run.aclose()
         began_s = asyncio.get_running_loop().time()
-        self._run = run = await self._start_run()
+        self._run = run = await self._start_run(self._max_restart_s())
         await run.freeze()  # the lost run is gone: what is frozen is not freed before the next loss
         self._serve(run, began_s)
 
@@ -163,7 +163,7 @@ class SGLangEngine:
     async def _start_first(self) -> None:
         """Start SGLang for the first time, or after first starts that failed; nothing is left of another."""
         began_s = asyncio.get_running_loop().time()
-        run = await self._start_run()
+        run = await self._start_run(self._limits.start_s)
         try:
             await run.freeze()
             self._grammar = self._grammar or await self._start_grammar_check(run)
@@ -174,19 +174,32 @@ class SGLangEngine:
         launched = run.launched
         self._run, self._options = run, as_started(self._options, launched.tp, launched.kv_capacity_tokens)
 
-    async def _start_run(self) -> SGLangRun:
-        """Launch SGLang. Raises what `SGLangRun.start` does, and EngineFailed where it hangs."""
-        limits, self._is_launched = self._limits, False
+    async def _start_run(self, max_s: float) -> SGLangRun:
+        """Launch SGLang, in `max_s` seconds at most; 0 is any time.
+
+        Raises what `SGLangRun.start` does, and EngineFailed where it takes longer; nothing is left then.
+        """
+        self._is_launched = False
 
         def launched() -> None:
             self._is_launched = True
 
-        starting = SGLangRun.start(
-            self._options, self._thread, warm_up_hang_s=PATIENCE * limits.hang_s, on_launched=launched
-        )
-        if not (limits.hang_s or limits.start_s):
-            return await starting
-        return await watched(starting, StartWatchdog(limits.hang_s, limits.start_s, StartWork(THREAD)))
+        hang_s = BUSY_FACTOR * self._limits.hang_s
+        try:
+            async with asyncio.timeout(max_s or None) as limit:
+                return await SGLangRun.start(
+                    self._options, self._thread, warm_up_hang_s=hang_s, on_launched=launched
+                )
+        except TimeoutError as exc:
+            if not limit.expired():
+                raise
+            raise EngineFailed(f"the start hangs: it has taken {max_s:.0f} s") from exc
+
+    def _max_restart_s(self) -> float:
+        """The longest time for a restart in seconds: the last start's with a wide margin; 0 is any."""
+        limits = self._limits
+        expected_s = BUSY_FACTOR * self.restarts.start_s + limits.hang_s
+        return min(expected_s, limits.start_s or expected_s) if limits.hang_s else limits.start_s
 
     def _serve(self, run: SGLangRun, began_s: float) -> None:
         """Have `run` generate from now on, and watch it."""
