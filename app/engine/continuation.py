@@ -151,7 +151,7 @@ class ContinuedText:
         """The text that is left where the answer ends without another token."""
         return self._last_text(finish)
 
-    def own_end(self, token_id: int) -> Finish | None:
+    def end_by_token(self, token_id: int) -> Finish | None:
         """The finish reason that a token has by itself, if it is next."""
         if token_id in self._rules.end_ids:
             return {"type": "stop", "matched": token_id}
@@ -212,7 +212,7 @@ def replay(
     texts, finish = [], None
     for token_id in token_ids:
         continued.cut()
-        text, finish = continued.take(token_id, continued.own_end(token_id))
+        text, finish = continued.take(token_id, continued.end_by_token(token_id))
         texts.append(text)
         if finish is not None:
             break

@@ -311,7 +311,7 @@ async def test_an_answer_is_not_moved_for_ever(
     servers: list[FalseServer], connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pool that loses every server again and again has other troubles."""
-    monkeypatch.setattr("app.engine.http.generation.MOVES", 3)
+    monkeypatch.setattr("app.engine.http.generation.MAX_MOVES", 3)
     engine = await connect(*servers)
     for server in servers:
         server.fault = breaks_off

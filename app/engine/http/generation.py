@@ -38,10 +38,10 @@ from app.engine.http.server import Read, RemoteServer
 from app.engine.sink import ChoiceSink, TokenTally
 from app.errors import EngineFailed, EngineNotReady, ServingError
 
-UNREACHED = 3
-DEATHS = 2
+MAX_UNREACHED = 3
+MAX_DEATHS = 2
 """Servers that may die under a choice without a token in between: a killing request gets no third."""
-MOVES = 8
+MAX_MOVES = 8
 """Servers that may die under a choice in all; a pool that loses more has another fault."""
 RETRY_PAUSE_S = 0.2
 MAX_PAUSES = 5
@@ -72,8 +72,8 @@ class Attempts:
 
     | a server | no server has died under it | one has |
     |---|---|---|
-    | cannot be reached | `UNREACHED` times, then EngineNotReady | for `resume_s`, then EngineFailed |
-    | dies under it | it moves | `DEATHS` without a token in between, or `MOVES` in all: `engine_restarted` |
+    | cannot be reached | `MAX_UNREACHED` times, then EngineNotReady | for `resume_s`, then EngineFailed |
+    | dies under it | it moves | `MAX_DEATHS` without a token, or `MAX_MOVES` in all: `engine_restarted` |
 
     `tried` are the servers that it was sent to since its last token; `number` counts the requests sent.
     """
@@ -134,9 +134,9 @@ class Attempts:
 
     def verdict(self, now_s: float, *, begun: bool) -> ServingError | None:
         """The error that ends it; None where it may be sent again."""
-        if self._deaths >= DEATHS or self._moves >= MOVES:
+        if self._deaths >= MAX_DEATHS or self._moves >= MAX_MOVES:
             return restarted(f"The model's servers were lost under this request: {self._why}.")
-        if self.left_s(now_s) > 0 or (not self.has_moved and self.number < UNREACHED):
+        if self.left_s(now_s) > 0 or (not self.has_moved and self.number < MAX_UNREACHED):
             return None
         return self.exhausted(begun=begun)
 

@@ -25,9 +25,9 @@ from app.engine.http.model import Facts
 from app.engine.http.server import HEALTH_TIMEOUT_S, NOT_FOUND, RemoteServer, Timeouts, total_load
 
 HEALTH_S = 15.0
-GATE_PLACES = 4
+MAX_CONTINUING = 4
 """Choices that another server reads at once. A request that kills servers takes at most so many with it."""
-HOLD_S = 10.0
+PLACE_S = 10.0
 """Seconds after which a choice without a token gives its place to the next."""
 
 Moved = Literal["resumed", "ended"]
@@ -89,9 +89,9 @@ class FaultLog:
 class ContinueGate:
     """A gate for choices that continue at another server: few at once, or the herd would end that one too."""
 
-    def __init__(self, places: int = GATE_PLACES, hold_s: float = HOLD_S) -> None:
+    def __init__(self, places: int = MAX_CONTINUING, place_s: float = PLACE_S) -> None:
         self._places = asyncio.Semaphore(places)
-        self._hold_s = hold_s
+        self._place_s = place_s
 
     async def enter(self) -> Callable[[], None]:
         """Wait for a place; returns the function that gives it back, which may be called again."""
@@ -105,7 +105,7 @@ class ContinueGate:
                 timer.cancel()
                 self._places.release()
 
-        timer = asyncio.get_running_loop().call_later(self._hold_s, leave)
+        timer = asyncio.get_running_loop().call_later(self._place_s, leave)
         return leave
 
 

@@ -272,7 +272,7 @@ class Renderer:
                 internal.sampling_params["skip_special_tokens"] = body.get("skip_special_tokens", True)
             self._check_sampling(internal.sampling_params, strict=request.strict)
             mend_grammar(internal.sampling_params, chat_request, self._chat)
-            spliced = self._take_over(internal, request.past)
+            spliced = self._splice_past(internal, request.past)
         except PromptTooLong as exc:
             raise exc.overflow from None
         except ServingError:
@@ -287,7 +287,7 @@ class Renderer:
         )
         return internal, chat_request, spliced
 
-    def _take_over(self, internal: Any, past: Sequence[Sequence[int]]) -> Splice:
+    def _splice_past(self, internal: Any, past: Sequence[Sequence[int]]) -> Splice:
         """Put past runs in place of the ids rendered for them, where there are any."""
         if internal.contains_mm_input():
             return Splice((), 0, "media" if past else None)
