@@ -73,7 +73,7 @@ async def small(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Small, Su
     made = Small(request.param)
     supervised = SupervisedEngine("small", made.make)
     await supervised.start()
-    await until(lambda: supervised.health() is Health.READY, START_S)
+    await until(lambda: supervised.state == "ready", START_S)
     yield made, supervised
     await supervised.aclose()
 
@@ -90,16 +90,17 @@ async def test_the_answers_of_a_child_go_on_when_it_is_back(
     small: tuple[Small, SupervisedEngine], number: signal.Signals
 ) -> None:
     """Killed or stopped: another process takes its place, under the same engine."""
-    made, engine = small
-    asking = [asyncio.create_task(ask(made.engines[0], f"r{n}", max_tokens=TOKENS)) for n in range(8)]
+    made, supervised = small
+    engine = made.engines[0]
+    asking = [asyncio.create_task(ask(engine, f"r{n}", max_tokens=TOKENS)) for n in range(8)]
     await until(lambda: all(engine.pop_emitted_tokens(f"r{n}") >= 5 for n in range(8)))
     made.signal(number)
     for answer in await asyncio.wait_for(asyncio.gather(*asking), START_S):
         check_whole(answer)
     assert made.children[0].num_starts == 2
     assert len(made.engines) == 1
-    assert engine.num_failures == 1
-    assert engine.state == "ready"
+    assert supervised.num_failures == 1
+    assert supervised.state == "ready"
     assert moved(engine) == {"resumed": 8}
 
 

@@ -301,6 +301,7 @@ class ScriptedEngine:
 
     def _end(self, reason: str) -> None:
         self._health = Health.DEAD
+        self._seen_prefixes.clear()
         for run in self._runs.values():
             run.fail(reason)
 
