@@ -30,7 +30,7 @@ START_S = 30.0
 class Small:
     """A second model in a child server, supervised, and what was told of its ends."""
 
-    carries_ids: bool
+    continues_by_ids: bool
     children: list[ChildServer] = field(default_factory=list)
     engines: list[RemoteEngine] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class Small:
             stall_s=0.5,
             resume_s=START_S,
             timeouts=Timeouts(poll_s=0.3),
-            carries_ids=self.carries_ids,
+            continues_by_ids=self.continues_by_ids,
         )
         engine = RemoteEngine(options, PlainModel, child)
         self.children.append(child)

@@ -160,7 +160,7 @@ class RemoteGeneration:
         self._tally = tally
         self._attempts = Attempts(pool.options.resume_s)
         # SGLang's HTTP server cuts the logprobs of a continued answer in the wrong place.
-        self._carries_ids = pool.options.carries_ids and not choice.body.get("return_logprob")
+        self._continues_by_ids = pool.options.continues_by_ids and not choice.body.get("return_logprob")
         self._received = Received()
         self._text: ContinuedText | None = None
         """The text behind the last loss of a server; None until then."""
@@ -284,7 +284,7 @@ class RemoteGeneration:
             raise error
         if self._text is not None:
             self._text.cut()
-        elif self._begun and not self._carries_ids:
+        elif self._begun and not self._continues_by_ids:
             check_resumable(self._choice.body["sampling_params"])
             self._text = self._received.continued(self._choice.rules(), self._choice.body["input_ids"])
 
@@ -295,7 +295,7 @@ class RemoteGeneration:
             if self._text is not None:
                 raise restarted("A model's server was lost, and another refused the rest of the answer.")
             self._end(refused.finish)
-        elif self._carries_ids and self._begun and not is_full and not advances:
+        elif self._continues_by_ids and self._begun and not is_full and not advances:
             raise restarted("The model's server cannot continue the answer.")
         elif self._begun or self._attempts.has_moved:
             self._pool.faults.fault("broke_off", server.url, rid)
@@ -382,11 +382,11 @@ class RemoteGeneration:
     async def _replay(self) -> None:
         """Hand over the ids that an earlier run of the server generated; they may be all."""
         choice = self._choice
-        if not self._carries_ids:
+        if not self._continues_by_ids:
             check_resumable(choice.body["sampling_params"])
         prompt_ids, continued = choice.body["input_ids"], choice.continued
         behind, text, finish = await asyncio.to_thread(lambda: replay(choice.rules(), prompt_ids, continued))
-        if not self._carries_ids:
+        if not self._continues_by_ids:
             self._text = behind
         self._received.add(behind.token_ids, text)
         self._counts = Counts(len(prompt_ids), behind.num_tokens, 0, behind.reasoning_tokens)

@@ -38,7 +38,7 @@ class RemoteOptions:
     """The servers' addresses. `start_s` is the seconds that `start()` waits for the first of them.
 
     `resume_s` is the seconds that a choice whose server was lost waits for one. After `stall_s` seconds
-    without anything from any of its streams, a server's health is asked for. `carries_ids` says that the
+    without anything from any of its streams, a server's health is asked for. `continues_by_ids` says that the
     servers run our scheduler, which continues any answer by its ids.
     """
 
@@ -49,7 +49,7 @@ class RemoteOptions:
     poll_s: float = 1.0
     resume_s: float = 300.0
     stall_s: float = 60.0
-    carries_ids: bool = False
+    continues_by_ids: bool = False
 
 
 class FaultLog:

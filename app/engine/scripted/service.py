@@ -87,6 +87,10 @@ class Run:
         self.held_tokens += self._wanted_tokens
         return self._wanted_tokens
 
+    def retract(self) -> None:
+        """Lose the KV memory: all tokens so far are to be computed again."""
+        self.uncached_tokens = self.held_tokens
+
 
 class Service:
     """Serves the runs that have entered, while there are any."""
@@ -185,6 +189,6 @@ class Service:
     def _retract(self, run: Run) -> None:
         del self._running[run]
         self.used_tokens -= run.held_tokens
-        run.uncached_tokens = run.held_tokens  # all of them are to be computed again
+        run.retract()
         self.num_retractions += 1
         self._waiting.appendleft(run)

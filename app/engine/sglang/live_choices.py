@@ -204,8 +204,8 @@ class Replay:
             token_ids, self._awaited = token_ids[len(awaited) :], ()
             if not choice.ids:  # a new sink has a step of what was generated before, which has no logprobs
                 reasoning = min(counts.reasoning_tokens, len(awaited))
-                before = counts._replace(completion_tokens=len(awaited), reasoning_tokens=reasoning)
-                choice.take(text, awaited, None, before, NO_STEP)
+                earlier = counts._replace(completion_tokens=len(awaited), reasoning_tokens=reasoning)
+                choice.take(text, awaited, None, earlier, NO_STEP)
                 text = ""
         num_ids = len(choice.ids) + len(token_ids)
         if num_ids != counts.completion_tokens:
