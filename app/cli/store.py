@@ -17,13 +17,13 @@ from app.cli import tables
 from app.cli.flags import Commands, add_period, command, flag
 from app.errors import BadRequest
 from app.metering.usage import groups_of, period_of, sums_as_json, text_of, usage_report
-from app.store.backup import backup, connected, conversations, deleted_before, opened
+from app.store.backup import backup, connected, conversations, opened
 from app.store.conversations import no_conversation
 from app.store.database import FILE_NAME
 from app.store.events import num_erased
 from app.store.export import FORMATS, document
 from app.store.opening import StoreRefused, holder
-from app.store.purge import purge_now
+from app.store.purge import deleted_before, purge_now
 from app.store.usage import UsageDifference, UsageSums, differences, rebuild
 
 EXIT_OK = 0
@@ -205,7 +205,7 @@ def _purge(args: argparse.Namespace, data_dir: Path) -> int:
     served = holder(data_dir) is not None
     with connected(data_dir, write=True) as connection:
         if args.id is None:
-            ids = deleted_before(connection, time.time_ns() // 1000 - args.deleted_before * _DAY_US)
+            ids = deleted_before(connection, time.time_ns() // 1000 - args.deleted_before * _DAY_US, "id")
         else:
             ids = [args.id]
         emptied = purge_now(connection, ids, vacuum=not served)

@@ -11,9 +11,10 @@ import pytest
 
 from app.store import backup as beside
 from app.store import conversation_list
-from app.store.backup import backup, connected, conversations, deleted_before, make_missing, opened
+from app.store.backup import backup, connected, conversations, make_missing, opened
 from app.store.database import FILE_NAME
 from app.store.opening import StoreRefused, lock
+from app.store.purge import deleted_before
 from tests.support.conversing import Chats
 
 
@@ -159,7 +160,7 @@ def test_deleted_conversations_are_listed_once_they_are_due_and_answered():
     assert [i for i, _ in conversations(chats.c)] == ["conv_1", "conv_2", "conv_3", "conv_4"]
     for conversation_id, at_us in (("conv_1", 100), ("conv_2", 200), ("conv_4", 100)):
         conversation_list.delete(chats.c, "local", conversation_id, at_us)
-    assert deleted_before(chats.c, 200) == ["conv_1"]
+    assert deleted_before(chats.c, 200, "id") == ["conv_1"]
     assert conversations(chats.c) == [("conv_3", "local")]
 
 
