@@ -176,8 +176,8 @@ class Purge:
 def deleted_before(connection: sqlite3.Connection, before_us: int, column: str = "seq") -> list[Any]:
     """Conversations deleted before then, and those whose purge was begun; none that is being answered."""
     rows = connection.execute(
-        f"SELECT {column} FROM conversations AS c WHERE deleted_at_us < ? AND NOT EXISTS (SELECT 1 FROM messages"  # noqa: S608  # a column's name
-        " WHERE conversation_seq = c.seq AND status = 'in_progress') ORDER BY seq",
+        f"SELECT {column} FROM conversations AS c WHERE deleted_at_us < ? AND NOT EXISTS"  # noqa: S608  # a column's name
+        " (SELECT 1 FROM messages WHERE conversation_seq = c.seq AND status = 'in_progress') ORDER BY seq",
         (before_us,),
     )
     return [value for (value,) in rows]

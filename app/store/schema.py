@@ -336,10 +336,11 @@ MIGRATIONS: Sequence[Migration] = (
 )
 
 
-BEFORE_0_1 = frozenset(
-    ["001_first", "002_keys", "003_safety", "004_search_later", "005_weight", "006_degrade"]
-    + ["007_known_keys", "008_search_by_owner", "009_branch_indexes"]
-)
+_BEFORE = """
+001_first 002_keys 003_safety 004_search_later 005_weight 006_degrade 007_known_keys 008_search_by_owner
+009_branch_indexes
+"""
+BEFORE_0_1 = frozenset(_BEFORE.split())
 """Migrations that stores of 0.1.0 have had one by one, before that of the first name above."""
 
 
