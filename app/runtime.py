@@ -132,7 +132,7 @@ class Runtime:
 
     def _build_journal(self) -> tuple[Journal, Suspensions]:
         """The journal, and the requests that an earlier process has suspended."""
-        settings, log, settled = self.settings, self.log, self.budgets.settled
+        settings, log, settled = self.settings, self.log, self.budgets.add_bill
         retention = Retention(self.database, settings.retention_s, lambda: self.ready)
         journal = Journal(
             self.database,
@@ -246,7 +246,7 @@ class Runtime:
         # In a thread: a large vocabulary takes half a second.
         exact = await asyncio.to_thread(lambda: self._text_counter.use(self.engine.tokenizer_json()))
         for backend in self.backends:
-            backend.admission.open()
+            backend.admission.restart()
         self.phase, self._started = "ready", True
         self._note_models()
         took_s = asyncio.get_running_loop().time() - started_s

@@ -75,11 +75,11 @@ class Admission:
         self._waiting: dict[str, Ticket] = {}
         self._was_ready = False
         self._capacity_tokens = 0
-        self.open()
+        self.restart()
 
     # Life
 
-    def open(self) -> None:
+    def restart(self) -> None:
         """Begin with an engine that has just started, or started again: the windows are narrow."""
         self._was_ready = self._engine.health() is Health.READY
         if self._was_ready:
@@ -113,10 +113,10 @@ class Admission:
         ready = self._engine.health() is Health.READY
         # A restart may have been over between two looks, with a smaller pool.
         if ready and (not self._was_ready or self._engine.model.kv_capacity_tokens != self._capacity_tokens):
-            self.open()
+            self.restart()
         self._was_ready = ready
         self._throughput.advance(now_s, waiting=self.busy)
-        if self.scheduler.kv_budget.num_reservations and ready:
+        if self.scheduler.kv_budget.num_allocations and ready:
             load = self._engine.load()
             self.scheduler.kv_budget.observe(load)
             self.scheduler.limit_choices(load.max_running_reqs)
@@ -210,8 +210,8 @@ class Admission:
             growth = expected(
                 tenant.lengths, self._model_lengths, max(ticket.lengths), ticket.max_tokens, self._tuning
             )
-        self.scheduler.kv_budget.correct(ticket.reservation, growth, sum(ticket.lengths))
-        ticket.charge(ticket.uncached_tokens + ticket.reservation.mean)
+        self.scheduler.kv_budget.correct(ticket.allocation, growth, sum(ticket.lengths))
+        ticket.charge(ticket.uncached_tokens + ticket.allocation.mean)
 
     def _released(self, ticket: Ticket) -> None:
         """Called by a ticket that is given back."""
@@ -249,7 +249,7 @@ class Admission:
 
     async def _admission_of(self, ticket: Ticket) -> None:
         try:
-            await ticket.admitted()
+            await ticket.wait()
         except BaseException:
             if ticket.rid in self._waiting:
                 self._leave(ticket)
@@ -279,7 +279,7 @@ class Admission:
     def _admit(self, ticket: Ticket, now_s: float) -> None:
         self.scheduler.begin(ticket, now_s)
         self.admitted[ticket.tenant.tier] += 1
-        ticket.charge(ticket.uncached_tokens + ticket.reservation.mean)
+        ticket.charge(ticket.uncached_tokens + ticket.allocation.mean)
 
     def _reclaim(self) -> None:
         """While a request waits for memory, streams without a reader are ended, as many as are needed."""

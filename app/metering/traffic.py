@@ -71,7 +71,7 @@ class ModelTraffic:
         self.tpot = Histogram(TPOT_S)
         self.total = Histogram(TOTAL_S)
 
-    def settled(self, usage: Usage, cost_micro_usd: int) -> None:
+    def add_bill(self, usage: Usage, cost_micro_usd: int) -> None:
         """Add the bill of a request whose settlement is committed."""
         self.usage = Usage(*map(sum, zip(self.usage, usage, strict=True)))
         self.cost_micro_usd += cost_micro_usd

@@ -67,7 +67,7 @@ def connected(data_dir: Path, *, write: bool = False, older: bool = False) -> It
 
 
 @contextmanager
-def opened(data_dir: Path, *, write: bool = False, older: bool = False) -> Iterator[sqlite3.Connection]:
+def transaction(data_dir: Path, *, write: bool = False, older: bool = False) -> Iterator[sqlite3.Connection]:
     """A connection within one transaction: committed at the end, rolled back by an exception."""
     with connected(data_dir, write=write, older=older) as connection:
         connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")

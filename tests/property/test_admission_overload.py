@@ -232,7 +232,7 @@ def test_a_herd_at_a_first_start() -> None:
     async def main() -> None:
         node = Node(replace(SMALL, capacity_tokens=262_144, quantum=1), SOON)
         node.engine.max_running_reqs = 256
-        node.admission.open()
+        node.admission.restart()
         rng = random.Random(3)
 
         async def send(number: int) -> None:

@@ -48,7 +48,7 @@ def test_everyone_has_a_turn(requests: list[tuple[str, int, int]], tiers: dict[s
     admission = node.admission
     assert (
         admission.scheduler.kv_budget.committed_tokens,
-        admission.scheduler.kv_budget.num_reservations,
+        admission.scheduler.kv_budget.num_allocations,
     ) == (0, 0)
     assert admission.scheduler.prefill_window.waiting_tokens == 0
     assert not admission.queue

@@ -155,7 +155,7 @@ class NotedLease(Lease):
         """See Lease."""
         return {"code": "rate_limit_exceeded", "message": "The tokens are used up."}
 
-    def settle(self, counts: Mapping[int, Counts]) -> None:
+    def release(self, counts: Mapping[int, Counts]) -> None:
         """See Lease."""
         self.settled.append(dict(counts))
 
@@ -176,7 +176,7 @@ class HandTicket:
         """See Ticket."""
         self.tokens.append(delta.counts.completion_tokens)
 
-    def placed(self, prompt: Prompt) -> Prompt:
+    def with_replica(self, prompt: Prompt) -> Prompt:
         """See Ticket."""
         return prompt
 
