@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from app.admission.estimates import LengthEstimate, ThroughputProfile, expected
-from app.admission.load_shedder import LoadShedder, QueueBounds
+from app.admission.load_shedder import LoadShedder
 from app.admission.queue import FairQueue, Queued, Tenant
 from app.admission.scheduler import AdmissionScheduler
 from app.admission.ticket import Ticket, fingerprint_of
@@ -28,6 +28,7 @@ from app.admission.tuning import AdmissionTuning
 from app.admission.windows import DecodeWindow, PrefillWindow
 from app.core import TIERS, ChatRequest, Delta, Engine, Health, Key, Prompt, Tier
 from app.errors import Cancelled, ServingError
+from app.settings import Settings
 
 
 class Admission:
@@ -40,15 +41,11 @@ class Admission:
     def __init__(
         self,
         engine: Engine,
-        bounds: QueueBounds,
+        settings: Settings,
         profile: ThroughputProfile,
         tuning: AdmissionTuning,
         *,
         count_prompt: Callable[[ChatRequest], int],
-        ttft_target_s: float = 2.0,
-        tpot_target_s: float = 0.0,
-        key_slowdown: float = 0.0,
-        max_prefill_tokens: int = 16_384,
         abort_unread: Callable[[], str | None] = lambda: None,
         clock_s: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
@@ -58,13 +55,15 @@ class Admission:
         self.queue = FairQueue(tuning)
         self.scheduler = AdmissionScheduler(
             self.queue,
-            PrefillWindow(ttft_target_s, max_prefill_tokens, tuning),
-            DecodeWindow(tuning, tpot_target_s),
-            DecodeWindow(tuning, slowdown=key_slowdown),
+            PrefillWindow(settings.ttft_target_s, settings.max_prefill_tokens, tuning),
+            DecodeWindow(tuning, settings.tpot_target_s),
+            DecodeWindow(tuning, slowdown=settings.key_slowdown),
             tuning,
         )
         self._throughput = profile.throughput("", 0, clock_s())
-        self.load_shedder = LoadShedder(bounds, self.queue, self.scheduler, self._throughput, chance, tuning)
+        self.load_shedder = LoadShedder(
+            settings, self.queue, self.scheduler, self._throughput, chance, tuning
+        )
         self._model_lengths = profile.lengths("")
         self._new_ratio = 1.0
         """Tokens of a prompt that no other request in flight has, for each estimated one, lately."""

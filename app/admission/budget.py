@@ -191,16 +191,16 @@ class KVBudget:
 
     @property
     def committed_tokens(self) -> int:
-        """Tokens reserved now."""
+        """Tokens allocated now."""
         return self._tree.tokens + self._growth(0, 0, 0)
 
     @property
     def limit_tokens(self) -> int:
-        """Tokens that may be reserved: the capacity without headroom and without unaccounted use."""
+        """Tokens that may be allocated: the capacity without headroom and without unaccounted use."""
         return int(self.capacity_tokens * (1 - self._tuning.kv_headroom)) - self._drift_tokens
 
     def free_tokens(self, spare: float = 0.0) -> int:
-        """Tokens that may still be reserved while a share `spare` is kept free; below 0 if none."""
+        """Tokens that may still be allocated while a share `spare` is kept free; below 0 if none."""
         return self.limit_tokens - int(spare * self.capacity_tokens) - self.committed_tokens
 
     def unshared_tokens(self, allocation: KVAllocation) -> int:
@@ -218,7 +218,7 @@ class KVBudget:
         return room >= self.unshared_tokens(allocation)
 
     def take(self, allocation: KVAllocation) -> None:
-        """Reserve."""
+        """Allocate."""
         self._leaves[allocation] = self._tree.insert(allocation.ids, allocation.space)
         self._count(allocation, 1)
 
@@ -286,7 +286,7 @@ class KVPools:
     def restart(self, capacity_tokens: int, replicas: int = 1) -> None:
         """Begin with an engine that has just started; allocations stay until they are given back."""
         self._locations = PrefixLocations()
-        if len(self._pools) != replicas:  # at the first start: nothing is reserved yet
+        if len(self._pools) != replicas:  # at the first start: nothing is allocated yet
             self._pools = [KVBudget(0, self._tuning) for _ in range(replicas)]
         for pool in self._pools:
             pool.restart(capacity_tokens // replicas)
@@ -308,16 +308,16 @@ class KVPools:
 
     @property
     def committed_tokens(self) -> int:
-        """Tokens reserved now."""
+        """Tokens allocated now."""
         return sum(pool.committed_tokens for pool in self._pools)
 
     @property
     def limit_tokens(self) -> int:
-        """Tokens that may be reserved."""
+        """Tokens that may be allocated."""
         return sum(pool.limit_tokens for pool in self._pools)
 
     def free_tokens(self, spare: float = 0.0) -> int:
-        """Tokens that may still be reserved, of all pools, while a share `spare` is kept free."""
+        """Tokens that may still be allocated, of all pools, while a share `spare` is kept free."""
         return sum(pool.free_tokens(spare) for pool in self._pools)
 
     def unshared_tokens(self, allocation: KVAllocation, spare: float = 0.0) -> int:
@@ -329,7 +329,7 @@ class KVPools:
         return any(pool.fits(allocation, spare) for pool in self._pools)
 
     def take(self, allocation: KVAllocation, spare: float = 0.0) -> None:
-        """Reserve in the best pool that has room, or the best one."""
+        """Allocate in the best pool that has room, or the best one."""
         replica = self._replica(allocation, spare)
         if len(self._pools) > 1:
             allocation.choose(replica)

@@ -256,9 +256,9 @@ class AdmissionScheduler:
     # Shares
 
     def _spare(self, tenant: Tenant, tokens: int) -> float:
-        """The share of the budget reserved against a key that would have so many tokens more.
+        """The share of the budget kept from a key that would have so many tokens more.
 
-        Nothing is reserved against a key with nothing in flight, or within its share, were there one more
+        Nothing is kept from a key with nothing in flight, or within its share, were there one more
         key.
         """
         if not tenant.num_in_flight or (len(self._queue.tenants) == 1 and not tenant.keyed):

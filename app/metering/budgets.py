@@ -1,7 +1,7 @@
 """Monthly budgets of owners (UTC): the ledger's settled cost, and the cost of answers in progress.
 
 The ledger is read once an owner and month, by its writer: every settlement before that is in the
-sum, every later one is added by `settled`. Owners without a budget are not kept.
+sum, every later one is added by `add_bill`. Owners without a budget are not kept.
 """
 
 from __future__ import annotations
