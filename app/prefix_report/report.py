@@ -157,8 +157,8 @@ class PrefixReport:
             self.breaks[cause] += 1
             series.breaks[cause] += 1
             unit, request_id = _UNITS.get(cause, "token"), seen.request.request_id
-            found = Break(cause, unit, *difference, expected, seen.cached, request_id, self._wall_us())
-            series.last.append(found)
+            lost = Break(cause, unit, *difference, expected, seen.cached, request_id, self._wall_us())
+            series.last.append(lost)
         self._count(series, expected, seen.cached)
 
     def _count(self, series: PromptSeries, expected: int, cached: int) -> None:
