@@ -137,7 +137,6 @@ class KVAllocation:
         self.variance = self.n * self.n * growth.variance
 
     def choose(self, replica: int) -> None:
-        """Set the replica whose pool it is in."""
         self.replica = replica
 
     @cached_property
@@ -181,7 +180,6 @@ class KVBudget:
 
     @property
     def num_allocations(self) -> int:
-        """Requests that have a allocation."""
         return len(self._leaves)
 
     @property
@@ -218,7 +216,6 @@ class KVBudget:
         return room >= self.unshared_tokens(allocation)
 
     def take(self, allocation: KVAllocation) -> None:
-        """Allocate."""
         self._leaves[allocation] = self._tree.insert(allocation.ids, allocation.space)
         self._count(allocation, 1)
 
@@ -229,7 +226,7 @@ class KVBudget:
         self._count(allocation, 1)
 
     def give_back(self, allocation: KVAllocation) -> None:
-        """End a allocation, once."""
+        """End an allocation, once."""
         self._tree.release(self._leaves.pop(allocation))
         self._count(allocation, -1)
 
@@ -276,7 +273,7 @@ class PrefixLocations:
 
 
 class KVPools:
-    """The budgets of all replicas. A request fits the engine where it fits one pool."""
+    """The budgets of all replicas, as KVBudget has them. A request fits the engine where it fits one pool."""
 
     def __init__(self, tuning: AdmissionTuning) -> None:
         self._tuning = tuning
@@ -284,7 +281,6 @@ class KVPools:
         self._locations = PrefixLocations()
 
     def restart(self, capacity_tokens: int, replicas: int = 1) -> None:
-        """Begin with an engine that has just started; allocations stay until they are given back."""
         self._locations = PrefixLocations()
         if len(self._pools) != replicas:  # at the first start: nothing is allocated yet
             self._pools = [KVBudget(0, self._tuning) for _ in range(replicas)]
@@ -293,7 +289,6 @@ class KVPools:
 
     @property
     def capacity_tokens(self) -> int:
-        """The capacity of all pools."""
         return sum(pool.capacity_tokens for pool in self._pools)
 
     @property
@@ -303,21 +298,17 @@ class KVPools:
 
     @property
     def num_allocations(self) -> int:
-        """Reservations in all pools."""
         return sum(pool.num_allocations for pool in self._pools)
 
     @property
     def committed_tokens(self) -> int:
-        """Tokens allocated now."""
         return sum(pool.committed_tokens for pool in self._pools)
 
     @property
     def limit_tokens(self) -> int:
-        """Tokens that may be allocated."""
         return sum(pool.limit_tokens for pool in self._pools)
 
     def free_tokens(self, spare: float = 0.0) -> int:
-        """Tokens that may still be allocated, of all pools, while a share `spare` is kept free."""
         return sum(pool.free_tokens(spare) for pool in self._pools)
 
     def unshared_tokens(self, allocation: KVAllocation, spare: float = 0.0) -> int:
@@ -337,15 +328,12 @@ class KVPools:
         self._pools[replica].take(allocation)
 
     def correct(self, allocation: KVAllocation, growth: LengthEstimate, generated: int) -> None:
-        """Set a new estimate of a request in flight, and the tokens that it has generated."""
         self._pools[allocation.replica or 0].correct(allocation, growth, generated)
 
     def give_back(self, allocation: KVAllocation) -> None:
-        """End a allocation, once."""
         self._pools[allocation.replica or 0].give_back(allocation)
 
     def observe(self, load: EngineLoad) -> None:
-        """Compare with the engine's own counts; see KVBudget.observe."""
         used = [load.used_tokens] if len(self._pools) == 1 else load.replica_used_tokens
         for pool, used_tokens in zip(self._pools, used, strict=False):
             pool.observe(used_tokens)

@@ -134,7 +134,6 @@ class LoadShedder:
         )
 
     def slots_of(self, tenant: Tenant) -> RetrySlots:
-        """The retry slots of a key."""
         return self._slots.setdefault(tenant.name, RetrySlots(self._tuning.grace_s))
 
     def precheck(self, queued: Queued, now_s: float) -> None:

@@ -56,7 +56,6 @@ class _Usage:
         """Moving average of a request's seconds."""
 
     def change_streams(self, change: int) -> None:
-        """Change the number of generations that the key has running."""
         self.streams += change
 
     def learn(self, duration_s: float, completion_tokens: float) -> None:
@@ -175,7 +174,6 @@ class KeyLease(Lease):
         return self._streams
 
     def charge_tokens(self, tokens: int) -> None:
-        """Charge so many tokens. Raises TokensLimited."""
         if self._limit is not None:
             self._limiter.advance(self._key.terms, self._usage)
             self._charge(tokens, "tokens")
@@ -220,7 +218,6 @@ class KeyLease(Lease):
             tokens -= returned
 
     def correct(self, prompt: Prompt) -> None:
-        """Charge the prompt as it was rendered. Raises TokensLimited when it no longer fits."""
         if self._limit is None or self._charged_before is not None:
             return
         self._limiter.advance(self._key.terms, self._usage)
@@ -230,7 +227,6 @@ class KeyLease(Lease):
         self._prompt_tokens = prompt.billed_tokens
 
     def on_delta(self, choice: int, completion_tokens: int) -> bool:
-        """Charge what was made beyond the charges; returns whether the answer has to end here."""
         if self._limit is None:
             return False
         if self._charged_before is not None:
@@ -264,7 +260,6 @@ class KeyLease(Lease):
         return {"code": RateLimited.default_code, "message": message}
 
     def release(self, counts: Mapping[int, Counts]) -> None:
-        """Charge what was used, by choice, and release the rest; a second call does nothing."""
         if self._released:
             return
         self._released = True

@@ -104,7 +104,6 @@ class ResponseCounts:
         self._counts: Counter[tuple[str, int]] = Counter()
 
     def add(self, status: int, route: str = NO_ROUTE) -> None:
-        """Count a response."""
         self._counts[route, status] += 1
 
     def by_route(self) -> Mapping[str, Mapping[str, int]]:
