@@ -12,7 +12,7 @@ import pytest
 
 from app.cli.main import main
 from app.engine.scripted.engine import Script
-from app.safety.policies.alignment import STRICT
+from app.safety.policies.policy_prompt import STRICT
 from app.store import safety_events, safety_records
 from app.store.backup import transaction
 from app.store.safety_records import SafetyRecord
