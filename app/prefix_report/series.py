@@ -208,9 +208,9 @@ class PromptEdition:
         self.is_exact = self.boundary is not None and shared >= self.boundary
         if self.is_exact:
             return None
-        if shared * _ESTIMATE_ERROR < self.estimate or (
-            self.boundary is not None and self.changed_option(request, prompt) != "template"
-        ):
+        # Little of the estimate stays the same: less is evidence enough where a parameter changed.
+        thirds = 1 if self.changed_option(request, prompt) == "template" else 2
+        if 3 * shared < thirds * self.estimate:
             return shared
         self.boundary = shared
         return None
