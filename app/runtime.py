@@ -13,7 +13,6 @@ from structlog.typing import FilteringBoundLogger
 from app.admission.admit import Admission
 from app.admission.estimates import FILE as PROFILE_FILE
 from app.admission.estimates import ThroughputProfile
-from app.admission.load_shedder import QueueBounds
 from app.admission.tuning import AdmissionTuning
 from app.core import Engine, Health
 from app.engine.supervise import history_of, start_stage_of
@@ -132,7 +131,7 @@ class Runtime:
 
     def _build_journal(self) -> tuple[Journal, Suspensions]:
         """The journal, and the requests that an earlier process has suspended."""
-        settings, log, settled = self.settings, self.log, self.budgets.settled
+        settings, log, settled = self.settings, self.log, self.budgets.add_bill
         retention = Retention(self.database, settings.retention_s, lambda: self.ready)
         journal = Journal(
             self.database,
@@ -174,14 +173,10 @@ class Runtime:
         settings, streams, tuning = self.settings, self.streams, AdmissionTuning()
         admission = Admission(
             engine,
-            QueueBounds.of(settings, tuning),
+            settings,
             ThroughputProfile(settings.data_dir / PROFILE_FILE, tuning),
             tuning,
             count_prompt=partial(prompt_estimate, count=self._text_counter),
-            ttft_target_s=settings.ttft_target_s,
-            tpot_target_s=settings.tpot_target_s,
-            key_slowdown=settings.key_slowdown,
-            max_prefill_tokens=settings.max_prefill_tokens,
             abort_unread=lambda: streams.abort_unread(engine.model.id),
         )
         return Backend(engine, admission, name, self.retry_after_s)
@@ -246,7 +241,7 @@ class Runtime:
         # In a thread: a large vocabulary takes half a second.
         exact = await asyncio.to_thread(lambda: self._text_counter.use(self.engine.tokenizer_json()))
         for backend in self.backends:
-            backend.admission.open()
+            backend.admission.restart()
         self.phase, self._started = "ready", True
         self._note_models()
         took_s = asyncio.get_running_loop().time() - started_s

@@ -130,7 +130,7 @@ class Intake:
         if lease is UNLIMITED:  # admitted to attach to what has been forgotten since, or it has no limits
             lease = runtime.limiter.begin(key)
         with _returned_on_error(lease):
-            lease.reserve(chat)
+            lease.charge(chat)
             # A whole answer needs its beginning too, and no reader frees its ring.
             limit_bytes = None if streaming else self._nonstream_bytes
             stream = runtime.streams.create(chat, door.make_wire(chat), limit_bytes=limit_bytes)
@@ -262,5 +262,5 @@ def _returned_on_error(lease: Lease) -> Iterator[None]:
         lease.withdraw()
         raise
     except BaseException:
-        lease.settle({})
+        lease.release({})
         raise

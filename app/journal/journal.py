@@ -244,10 +244,10 @@ class Journal:
             self._database.text_deleted.set()
         model, usage = stream.request.model, entry.usage()
         cost = cost_micro_usd(usage, entry.terms.price)
-        self._traffic.of(model).settled(usage, cost)
+        self._traffic.of(model).add_bill(usage, cost)
         self._on_settled(entry.terms.owner, entry.terms.day, stream.request_id, cost)
         emitted_tokens, read_whole = entry.emitted_tokens, entry.read_whole
-        self._balance.settled(model, stream.request_id, billed_tokens, emitted_tokens, read_whole=read_whole)
+        self._balance.compare(model, stream.request_id, billed_tokens, emitted_tokens, read_whole=read_whole)
 
     # All of them, once a second
 

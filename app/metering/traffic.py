@@ -71,7 +71,7 @@ class ModelTraffic:
         self.tpot = Histogram(TPOT_S)
         self.total = Histogram(TOTAL_S)
 
-    def settled(self, usage: Usage, cost_micro_usd: int) -> None:
+    def add_bill(self, usage: Usage, cost_micro_usd: int) -> None:
         """Add the bill of a request whose settlement is committed."""
         self.usage = Usage(*map(sum, zip(self.usage, usage, strict=True)))
         self.cost_micro_usd += cost_micro_usd
@@ -104,7 +104,6 @@ class ResponseCounts:
         self._counts: Counter[tuple[str, int]] = Counter()
 
     def add(self, status: int, route: str = NO_ROUTE) -> None:
-        """Count a response."""
         self._counts[route, status] += 1
 
     def by_route(self) -> Mapping[str, Mapping[str, int]]:

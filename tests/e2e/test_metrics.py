@@ -348,7 +348,7 @@ async def test_a_row_that_is_not_what_was_said_differs(serve: Serve, monkeypatch
         return settle(connection, settlement)
 
     def one_by_one(*_args: object) -> None:
-        raise ledger_module.NotAllOpen
+        raise ledger_module.AlreadySettled
 
     monkeypatch.setattr(ledger_module, "settle", too_late)
     monkeypatch.setattr(ledger_module, "settle_all", one_by_one)

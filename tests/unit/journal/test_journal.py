@@ -128,7 +128,7 @@ async def slices(world: Generations) -> list[bytes]:
 async def books_balance(world: Generations) -> bool:
     """Whether no request is open, and rows and daily sums say the same."""
     await world.committed()
-    return await world.database.read(lambda c: not ledger.open_requests(c) and not differences(c))
+    return await world.database.read(lambda c: not ledger.unsettled_requests(c) and not differences(c))
 
 
 # Reserving
