@@ -42,6 +42,11 @@ VALID: dict[str, Any] = {
 """A value of those that an empty one of their type is not."""
 
 
+def types_of(schema: dict[str, Any]) -> list[str]:
+    """The JSON types that a schema names, one or several."""
+    return [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+
+
 def within(name: str) -> Iterator[Any]:
     """Values that the document allows."""
     schema = CHAT[name]
@@ -52,8 +57,8 @@ def within(name: str) -> Iterator[Any]:
     if name in VALID:
         yield VALID[name]
     elif "minimum" not in schema:
-        yield from (OTHER_TYPES[kind] for kind in schema["type"] if kind != "null")
-    yield from [None] if "null" in schema["type"] else []
+        yield from (OTHER_TYPES[kind] for kind in types_of(schema) if kind != "null")
+    yield from [None] if "null" in types_of(schema) else []
 
 
 def outside(name: str) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.openai.listing import check_names, json_response, limit_of, page_of
-from app.api.schema.key_terms import choice, time_us
+from app.api.schema.key_terms import one_of, time_us
 from app.errors import BadRequest, Conflict
 from app.intake.caller import Caller
 from app.safety.categories import CODE_OF, code_of, name_of
@@ -110,9 +110,9 @@ def _category(param: str, value: str) -> str:
 
 
 _FILTERS: Mapping[str, tuple[str, Callable[[str, str], str]]] = {
-    "subject": ("subject", choice(("prompt", "answer"))),
-    "stage": ("stage", choice(STAGES)),
-    "action": ("action", choice(ACTIONS)),
+    "subject": ("subject", one_of(("prompt", "answer"))),
+    "stage": ("stage", one_of(STAGES)),
+    "action": ("action", one_of(ACTIONS)),
     "category": ("category", _category),
     "owner": ("owner", _any),
     "key": ("key_id", _any),

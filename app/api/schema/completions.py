@@ -5,11 +5,13 @@ What it shares is read as a chat request's: checked, translated and refused by t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.api.schema.parameters import PARAMETERS, check_kind
+from app.api.schema.fields import Field, check_kind, check_size, missing, read
+from app.api.schema.parameters import PARAMETERS
 from app.api.schema.tokens import check_token_ids
 from app.api.schema.values import check_choices
 from app.api.schema.wire import parse_chat_request
@@ -21,7 +23,11 @@ DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 """Choices of all prompts together; a chat request's."""
-OWN = ("prompt", "logprobs", "best_of", "echo", "suffix")
+NUMBERS: Mapping[str, Field] = {
+    "logprobs": Field((int,), 0, MAX_LOGPROBS),
+    "best_of": Field((int,), 1, MAX_CHOICES),
+}
+OWN = ("prompt", "echo", "suffix", *NUMBERS)
 """The parameters that a chat request does not have, or has with another meaning."""
 REFUSED: Mapping[str, tuple[str, bool | str]] = {
     "echo": ("the prompt is not repeated in the answer, and its tokens have no logprobs", False),
@@ -86,7 +92,7 @@ def parse_completion(
     """The checked request. Raises BadRequest and UnsupportedParameter, naming the parameter."""
     values = {name: value for name, value in body.items() if value is not None}
     if "prompt" not in values:
-        raise BadRequest("prompt is required.", code="missing_parameter", param="prompt")
+        raise missing("prompt")
     for name, value in values.items():
         _check(name, value)
     prompts = _prompts(values["prompt"])
@@ -123,11 +129,8 @@ def _check(name: str, value: Any) -> None:
         why, passes = REFUSED[name]
         if type(value) is not type(passes) or value != passes:
             raise UnsupportedParameter(f"{name}: {why}; remove it.", param=name)
-    elif name in ("logprobs", "best_of"):
-        check_kind(name, value, int)
-        low, high = (0, MAX_LOGPROBS) if name == "logprobs" else (1, MAX_CHOICES)
-        if not low <= value <= high:
-            raise BadRequest(f"{name} must be {low} to {high}, got {value}.", param=name)
+    elif name in NUMBERS:
+        read(value, name, NUMBERS[name])
     elif name in CHAT_ONLY:
         raise UnsupportedParameter(f"{name}: belongs to /v1/chat/completions; remove it.", param=name)
 
@@ -139,12 +142,10 @@ def _prompts(prompt: Any) -> Sequence[str | Sequence[int]]:
         prompts, places = [prompt], ["prompt"]
     else:
         prompts, places = prompt, [f"prompt[{i}]" for i in range(min(len(prompt), MAX_CHOICES + 1))]
-    if not 0 < len(prompts) <= MAX_CHOICES:
-        raise BadRequest(f"prompt takes 1 to {MAX_CHOICES} prompts, got {len(prompts):,}.", param="prompt")
-    for place, text_or_ids in zip(places, prompts, strict=True):
-        check_kind(place, text_or_ids, str, list)
-        if not text_or_ids:
-            raise BadRequest(f"{place} is empty.", param=place)
+    check_size("prompt", len(prompts), 1, MAX_CHOICES, "prompts")
+    for where, text_or_ids in zip(places, prompts, strict=True):
+        check_kind(where, text_or_ids, str, list)
+        check_size(where, len(text_or_ids), 1, math.inf)
         if not isinstance(text_or_ids, str):
-            check_token_ids(place, text_or_ids)
+            check_token_ids(where, text_or_ids)
     return prompts

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.api.schema.aliases import translated
+from app.api.schema.fields import check_kind, missing, quoted
 from app.api.schema.formats import answer_format
 from app.api.schema.messages import normalized
-from app.api.schema.parameters import PARAMETERS, check, check_kind, quoted
+from app.api.schema.parameters import PARAMETERS, check
 from app.api.schema.template_switches import check_template_switches
 from app.api.schema.tools import chosen, is_forced, normalized_tools
-from app.api.schema.values import check_moderation, check_values
+from app.api.schema.values import check_values
 from app.core import UNPLACED, ChatRequest, IdempotencyKey, Placement
 from app.errors import BadRequest
 from app.journal.history import new_conversation_id, new_message_id
@@ -37,9 +38,7 @@ def parse_chat_request(
     `strict` refuses parameters that have no effect. Raises BadRequest and UnsupportedParameter, naming
     the parameter.
     """
-    sent = {name: value for name, value in body.items() if value is not None}
-    for name, value in sent.items():
-        check(name, value, strict=strict)
+    sent = {name: check(name, value, strict=strict) for name, value in body.items() if value is not None}
     values, spelled = translated(sent)
     try:
         return _parsed(
@@ -61,16 +60,14 @@ def _parsed(values: dict[str, Any], **fields: Any) -> ChatRequest:
     """The request of parameters that have this server's names; `fields` are those of `ChatRequest`."""
     for required in ("model", "messages"):
         if required not in values:
-            raise BadRequest(f"{required} is required.", code="missing_parameter", param=required)
+            raise missing(required)
     for name in fields["spelled"]:
-        check(name, values[name])
+        values[name] = check(name, values[name])
     values["messages"] = normalized(values["messages"], may_be_empty="conversation_id" in values)
     include_usage, continuous_usage = _stream_options(values)
     check_values(values)
-    check_template_switches(values)
+    check_template_switches(values.get("chat_template_kwargs", {}))
     _check_generation_prompt(values)
-    if "moderation" in values:
-        check_moderation(values["moderation"])
     if values.get("top_logprobs") and not values.get("logprobs"):
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
     values = _with_form(_with_neutral_numbers(values), fields["spelled"])
