@@ -16,12 +16,11 @@ from app.api.routes.admin import AdminKeyRoutes
 from app.api.routes.conversations import ConversationRoutes
 from app.api.routes.doors import chat_door, text_door
 from app.api.routes.generations import GenerationRoutes
-from app.api.routes.info import InfoRoutes, openapi
 from app.api.routes.metrics import MetricsRoutes
 from app.api.routes.moderations import ModerationRoutes
 from app.api.routes.prefixes import PrefixRoutes
 from app.api.routes.safety import SafetyRoutes
-from app.api.routes.service import ServiceRoutes
+from app.api.routes.service import ServiceRoutes, openapi
 from app.api.routes.tokens import TokenRoutes
 from app.api.routes.usage import UsageRoutes
 from app.intake.bodies import BodyMemory, BodyReader
@@ -62,6 +61,8 @@ def _routes(runtime: Runtime) -> list[Route]:
         *(route(path, service.readyz, "GET") for path in HEALTH_PATHS),
         route("/version", service.version, "GET"),
         route("/api/models", access(service.models, paced=True), "GET"),
+        *(route(path, access(service.model_info, paced=True), "GET") for path in MODEL_INFO_PATHS),
+        *(route(path, access(service.server_info, paced=True), "GET") for path in SERVER_INFO_PATHS),
         route("/v1/models", access(service.models_openai, paced=True), "GET"),
         route("/v1/models/{id:path}", access(service.model_openai, paced=True), "GET"),
         route("/api/usage", access(usage.usage, alone=True), "GET"),
@@ -102,11 +103,9 @@ def _generation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> 
 
 def _text_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> list[Route]:
     """Routes of texts that get no answer, under the paths of SGLang and vLLM, the older ones too."""
-    info, tokens = InfoRoutes(runtime), TokenRoutes(runtime, bodies)
+    tokens = TokenRoutes(runtime, bodies)
     moderations = ModerationRoutes(runtime.safety, runtime.limiter, bodies)
     return [
-        *(route(path, access(info.model_info, paced=True), "GET") for path in MODEL_INFO_PATHS),
-        *(route(path, access(info.server_info, paced=True), "GET") for path in SERVER_INFO_PATHS),
         *(route(path, access(tokens.tokenize, paced=True), "POST") for path in ("/tokenize", "/v1/tokenize")),
         *(
             route(path, access(tokens.detokenize, paced=True), "POST")

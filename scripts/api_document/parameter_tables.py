@@ -20,7 +20,6 @@ from app.api.schema.parameters import (
     MAX_STOPS,
     PARAMETERS,
     Parameter,
-    treatment,
 )
 from app.api.schema.template_switches import SWITCHES
 
@@ -45,7 +44,7 @@ def markdown() -> str:
 
 def _rows(treated: str) -> Iterator[str]:
     for name, p in PARAMETERS.items():
-        if treatment(name) == treated:
+        if p.treatment == treated:
             yield f"| `{name}` | {' or '.join(kind_names(p.kinds))} | {_RANGES.get(name) or _range(p)} |"
 
 

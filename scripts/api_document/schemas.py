@@ -12,7 +12,7 @@ from app.api.schema.aliases import FORMS
 from app.api.schema.fields import Field
 from app.api.schema.formats import FORMATS
 from app.api.schema.messages import MESSAGES, PARTS, ROLES
-from app.api.schema.parameters import PARAMETERS, TOKEN_ID, Parameter, treatment
+from app.api.schema.parameters import PARAMETERS, TOKEN_ID, Parameter
 from app.api.schema.template_switches import SWITCHES
 from app.api.schema.tools import CHOICES
 from app.api.schema.tools import TOOL as TOOL_FIELD
@@ -88,7 +88,7 @@ def chat_request() -> Schema:
 
 
 def _parameter(name: str, parameter: Parameter) -> Schema:
-    treated = treatment(name)
+    treated = parameter.treatment
     if parameter.refusal is not None:
         values = [*parameter.accepts, None]
         return {
@@ -238,18 +238,12 @@ def completion_request() -> Schema:
     text: Schema = {"type": "string", "minLength": 1}
     ids: Schema = {"type": "array", "minItems": 1, "items": of_field(TOKEN_ID)}
     prompts: Schema = {"type": "array", "minItems": 1, "maxItems": completions.MAX_CHOICES}
-    own: Mapping[str, Schema] = {
-        "prompt": {"anyOf": [text, ids, {**prompts, "items": {"anyOf": [text, ids]}}]},
-        **{name: of_field(field, nullable=True) for name, field in completions.NUMBERS.items()},
-    }
+    own = {name: _parameter(name, parameter) for name, parameter in completions.OWN.items()}
+    own["prompt"] = {"anyOf": [text, ids, {**prompts, "items": {"anyOf": [text, ids]}}]}
     own["best_of"]["description"] = "The same as `n`."
-    refused: Mapping[str, Schema] = {
-        name: {"enum": [passes, None], "description": f"Refused: {why}."}
-        for name, (why, passes) in completions.REFUSED.items()
-    }
     shared = {name: _parameter(name, PARAMETERS[name]) for name in completions.SHARED}
     shared["max_tokens"] |= {"default": completions.DEFAULT_MAX_TOKENS}
-    return strict_object({**own, **refused, **shared}, ["prompt"])
+    return strict_object({**own, **shared}, ["prompt"])
 
 
 def tokenize_request() -> Schema:

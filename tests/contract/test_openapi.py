@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # stubs only for this
 
 from app.api.schema.key_terms import NULLABLE, TERMS
-from app.api.schema.parameters import PARAMETERS, treatment
+from app.api.schema.parameters import PARAMETERS
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest
 from app.errors import CODES, BadRequest, ServingError, UnsupportedParameter
@@ -115,7 +115,7 @@ def test_every_parameter_is_described_by_the_table():
     """A chat request has each parameter of the table with what becomes of it; a key has each of its terms."""
     assert set(CHAT) == set(PARAMETERS)
     for name, schema in CHAT.items():
-        assert schema["x-tokenring-treatment"] == treatment(name)
+        assert schema["x-tokenring-treatment"] == PARAMETERS[name].treatment
     changed = BODIES["ChangedKey"]["properties"]
     assert set(changed) == set(TERMS)
     assert {n for n, s in changed.items() if "null" in s.get("type", ())} == set(NULLABLE)

@@ -20,7 +20,6 @@ from app.api.schema.parameters import (
     MAX_REQUEST_PARTS,
     PARAMETERS,
     check,
-    treatment,
 )
 from app.engine.sglang.platform import prepare_process
 from app.errors import CODES, ServingError, UnsupportedParameter
@@ -89,7 +88,7 @@ def test_what_only_this_server_has_is_explained():
     text = (ROOT / "docs/parameters.md").read_text("utf-8")
     rows = re.findall(r"^\| (`[^|]+`) \| ", text[: text.index("<!-- ")], re.MULTILINE)
     explained = {name.strip("`") for row in rows for name in row.split(", ")}
-    assert explained == {name for name in PARAMETERS if treatment(name) == "honoured"} - openai
+    assert explained == {name for name in PARAMETERS if PARAMETERS[name].treatment == "honoured"} - openai
 
 
 def rows_below(page: str, head: str) -> dict[str, str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from app.api.openai.chat_completion import ChunkWire, completion
 from app.api.openai.text_completion import CompletionWire, text_completion
 from app.api.schema.completions import parse_completion
 from app.api.schema.wire import parse_chat_request
-from app.core import ChatRequest, RawPrompt
+from app.core import ChatRequest
 from app.intake.door import Door, Sender, new_id
 
 
@@ -28,8 +29,7 @@ def text_door(*, strict: bool) -> Door:
     prefix = "cmpl-"
 
     def parse(body: Mapping[str, Any], sender: Sender) -> Sequence[ChatRequest]:
-        sent = parse_completion(body, strict=strict, **sender._asdict())
-        prompts = [RawPrompt(p) if isinstance(p, str) else RawPrompt("", p) for p in sent.prompts]
-        return [sent.as_chat(i, prompt, new_id(prefix)) for i, prompt in enumerate(prompts)]
+        make_id = partial(new_id, prefix)
+        return parse_completion(body, make_id=make_id, strict=strict, **sender._asdict())
 
     return Door(prefix, CompletionWire.OBJECT, parse, CompletionWire, text_completion)

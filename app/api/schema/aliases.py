@@ -66,14 +66,6 @@ def _parsed(text: str, where: str, noun: str) -> dict[str, Any]:
         raise BadRequest(message, code=code, param=where) from None
 
 
-def _regex(value: Any, where: str) -> Translated:
-    return "regex", read(value, where, TEXT)
-
-
-def _grammar(value: Any, where: str) -> Translated:
-    return "ebnf", read(value, where, TEXT)
-
-
 def _choice(value: Any, where: str) -> Translated:
     """The grammar of an answer that is one of some texts."""
     texts = read(value, where, PARAMETERS["guided_choice"])
@@ -114,10 +106,11 @@ def _effort(value: Any, where: str) -> Translated:
     return ("reasoning_effort", sent["effort"]) if sent else None
 
 
-def _renamed(equivalent: str) -> Callable[[Any, str], Translated]:
-    return lambda value, _: (equivalent, value)
+def _renamed(equivalent: str, field: Field = ANY) -> Callable[[Any, str], Translated]:
+    return lambda value, where: (equivalent, read(value, where, field))
 
 
+_regex, _grammar = _renamed("regex", TEXT), _renamed("ebnf", TEXT)
 FORMS: Mapping[str, Callable[[Any, str], Translated]] = {
     "json": _schema,
     "regex": _regex,

@@ -58,7 +58,7 @@ OBJECT = Field((dict,))
 
 def dropped(names: Iterable[str]) -> dict[str, Field]:
     """Fields of these names that are taken and dropped."""
-    return dict.fromkeys(names, Field((), dropped=True))
+    return dict.fromkeys(sorted(names), Field((), dropped=True))
 
 
 def read(value: Any, where: str, field: Field) -> Any:

@@ -32,6 +32,15 @@ class Parameter(Field):
     accepts: tuple[Any, ...] = ()
     """The values that ask for nothing and pass, for a parameter with `refusal`."""
 
+    @property
+    def treatment(self) -> Literal["honoured", "translated", "ignored", "refused"]:
+        """What becomes of it."""
+        if self.refusal is not None:
+            return "refused"
+        if self.equivalent is not None:
+            return "translated"
+        return "ignored" if self.ignored else "honoured"
+
 
 def _number(minimum: float, maximum: float) -> Parameter:
     return Parameter((int, float), minimum, maximum)
@@ -54,7 +63,8 @@ def _translated(equivalent: str, *kinds: type, **bounds: Any) -> Parameter:
     return Parameter(kinds, **bounds, to_engine=False, equivalent=equivalent)
 
 
-def _refused(names: str, why: str, *accepts: Any) -> dict[str, Parameter]:
+def refused(names: str, why: str, *accepts: Any) -> dict[str, Parameter]:
+    """Parameters of these names, refused with the reason unless they have one of the values `accepts`."""
     return dict.fromkeys(names.split(), Parameter((), refusal=why, accepts=accepts, to_engine=False))
 
 
@@ -165,74 +175,74 @@ PARAMETERS: Mapping[str, Parameter] = {
     "return_progress": _ignored(bool),
     "guided_decoding_backend": _ignored(str, max_chars=_ID_CHARS),
     # Refused
-    **_refused("modalities", "other than text are not served", ["text"]),
-    **_refused("audio video_config", _NO_MEDIA),
-    **_refused("use_audio_in_video", _NO_MEDIA, False),
-    **_refused("web_search_options", "web search is not available"),
-    **_refused("functions", "is deprecated; use tools", []),
-    **_refused("function_call", "is deprecated; use tool_choice", "none", "auto"),
-    **_refused("priority", "is set by an admin for the key, not by a request", 0),
-    **_refused("rid cache_salt extra_key", "is set by the server"),
-    **_refused("lora_path", "adapters are chosen by the operator"),
-    **_refused("lora", "adapters are chosen by the operator", []),
-    **_refused("session_id session_params", "use conversations instead of engine sessions"),
-    **_refused("custom_logit_processor logits_processors", "would run the caller's code in the engine"),
-    **_refused("stop_regex", "a backtracking pattern would stall all generations; use stop"),
-    **_refused("custom_params", "belongs to custom_logit_processor"),
-    **_refused("input_ids", "send messages; the server renders them"),
-    **_refused("task", "belongs to models that this server does not serve"),
-    **_refused("prompt_logprobs", _NOT_RETURNED),
-    **_refused("routed_experts_start_len", _NOT_RETURNED, 0),
-    **_refused(
+    **refused("modalities", "other than text are not served", ["text"]),
+    **refused("audio video_config", _NO_MEDIA),
+    **refused("use_audio_in_video", _NO_MEDIA, False),
+    **refused("web_search_options", "web search is not available"),
+    **refused("functions", "is deprecated; use tools", []),
+    **refused("function_call", "is deprecated; use tool_choice", "none", "auto"),
+    **refused("priority", "is set by an admin for the key, not by a request", 0),
+    **refused("rid cache_salt extra_key", "is set by the server"),
+    **refused("lora_path", "adapters are chosen by the operator"),
+    **refused("lora", "adapters are chosen by the operator", []),
+    **refused("session_id session_params", "use conversations instead of engine sessions"),
+    **refused("custom_logit_processor logits_processors", "would run the caller's code in the engine"),
+    **refused("stop_regex", "a backtracking pattern would stall all generations; use stop"),
+    **refused("custom_params", "belongs to custom_logit_processor"),
+    **refused("input_ids", "send messages; the server renders them"),
+    **refused("task", "belongs to models that this server does not serve"),
+    **refused("prompt_logprobs", _NOT_RETURNED),
+    **refused("routed_experts_start_len", _NOT_RETURNED, 0),
+    **refused(
         "return_hidden_states return_routed_experts return_cached_tokens_details", _NOT_RETURNED, False
     ),
-    **_refused("return_spec_tokens_details return_prompt_token_ids return_token_ids", _NOT_RETURNED, False),
-    **_refused(
+    **refused("return_spec_tokens_details return_prompt_token_ids return_token_ids", _NOT_RETURNED, False),
+    **refused(
         "return_meta_info return_input_ids_in_sglext return_output_ids_in_sglext", _NOT_RETURNED, False
     ),
-    **_refused("return_sampling_mask return_tokens_as_token_ids return_tokens", _NOT_RETURNED, False),
-    **_refused("max_dynamic_patch min_dynamic_patch", "image tiling is the model's"),
-    **_refused("images_config mm_processor_kwargs", "image processing is the operator's"),
-    **_refused("bootstrap_host bootstrap_port bootstrap_room", _MULTI_NODE),
-    **_refused("routed_dp_rank disagg_prefill_dp_rank data_parallel_rank", _MULTI_NODE),
+    **refused("return_sampling_mask return_tokens_as_token_ids return_tokens", _NOT_RETURNED, False),
+    **refused("max_dynamic_patch min_dynamic_patch", "image tiling is the model's"),
+    **refused("images_config mm_processor_kwargs", "image processing is the operator's"),
+    **refused("bootstrap_host bootstrap_port bootstrap_room", _MULTI_NODE),
+    **refused("routed_dp_rank disagg_prefill_dp_rank data_parallel_rank", _MULTI_NODE),
     # Names of other servers without an equivalent
-    **_refused("guided_whitespace_pattern", "white space of JSON is chosen by the server"),
-    **_refused("structural_tag", "is sent as response_format of type structural_tag"),
-    **_refused("best_of", "candidates are not ranked here; use n", 1),
-    **_refused("use_beam_search early_stopping", _BEAMS, False),
-    **_refused("length_penalty", _BEAMS, 1),
-    **_refused("echo", "the prompt is not repeated in an answer", False),
-    **_refused("post_sampling_probs", "probabilities are taken before sampling; use logprobs", False),
-    **_refused("n_probs", "use logprobs and top_logprobs", 0),
-    **_refused("truncate_prompt_tokens", "a prompt is never shortened; send fewer messages"),
-    **_refused("allowed_token_ids", "use logit_bias, regex or ebnf"),
-    **_refused("bad_words", "use logit_bias with their token ids", []),
-    **_refused("spaces_between_special_tokens", "is the model's", True),
-    **_refused("add_special_tokens", "the chat template writes them", False),
-    **_refused("chat_template", "is the operator's"),
-    **_refused("documents", "is not read; write them into the messages", []),
-    **_refused("request_id", "is set by the server; read x-request-id of the answer"),
-    **_refused("include_reasoning", "reasoning cannot be left out; use separate_reasoning", True),
-    **_refused("enable_thinking think", "use chat_template_kwargs.enable_thinking"),
-    **_refused("thinking", "use chat_template_kwargs.thinking"),
-    **_refused("reasoning_format", "use separate_reasoning", "auto", "deepseek"),
-    **_refused("format", "use response_format"),
-    **_refused("options extra_body", "send its entries as parameters of their own", {}),
-    **_refused("num_predict", "use max_tokens"),
-    **_refused("typical_p", _SAMPLER, 1),
-    **_refused("mirostat dynatemp_range xtc_probability dry_multiplier", _SAMPLER, 0),
-    **_refused("top_n_sigma", _SAMPLER, -1),
-    **_refused("samplers", _SAMPLER, []),
+    **refused("guided_whitespace_pattern", "white space of JSON is chosen by the server"),
+    **refused("structural_tag", "is sent as response_format of type structural_tag"),
+    **refused("best_of", "candidates are not ranked here; use n", 1),
+    **refused("use_beam_search early_stopping", _BEAMS, False),
+    **refused("length_penalty", _BEAMS, 1),
+    **refused("echo", "the prompt is not repeated in an answer", False),
+    **refused("post_sampling_probs", "probabilities are taken before sampling; use logprobs", False),
+    **refused("n_probs", "use logprobs and top_logprobs", 0),
+    **refused("truncate_prompt_tokens", "a prompt is never shortened; send fewer messages"),
+    **refused("allowed_token_ids", "use logit_bias, regex or ebnf"),
+    **refused("bad_words", "use logit_bias with their token ids", []),
+    **refused("spaces_between_special_tokens", "is the model's", True),
+    **refused("add_special_tokens", "the chat template writes them", False),
+    **refused("chat_template", "is the operator's"),
+    **refused("documents", "is not read; write them into the messages", []),
+    **refused("request_id", "is set by the server; read x-request-id of the answer"),
+    **refused("include_reasoning", "reasoning cannot be left out; use separate_reasoning", True),
+    **refused("enable_thinking think", "use chat_template_kwargs.enable_thinking"),
+    **refused("thinking", "use chat_template_kwargs.thinking"),
+    **refused("reasoning_format", "use separate_reasoning", "auto", "deepseek"),
+    **refused("format", "use response_format"),
+    **refused("options extra_body", "send its entries as parameters of their own", {}),
+    **refused("num_predict", "use max_tokens"),
+    **refused("typical_p", _SAMPLER, 1),
+    **refused("mirostat dynatemp_range xtc_probability dry_multiplier", _SAMPLER, 0),
+    **refused("top_n_sigma", _SAMPLER, -1),
+    **refused("samplers", _SAMPLER, []),
 }
 
 
-def check(name: str, value: Any, *, strict: bool = False) -> Any:
+def check(name: str, value: Any, *, strict: bool = False, table: Mapping[str, Parameter] = PARAMETERS) -> Any:
     """The value of a parameter as its entry in the table declares it; one that is refused may be neutral.
 
     `strict` refuses a parameter without effect, too. Raises BadRequest for a wrong type or range,
     UnsupportedParameter for a name that is not in the table or refused.
     """
-    parameter = PARAMETERS.get(name)
+    parameter = table.get(name)
     if parameter is None:
         raise unknown_parameter(name, quoted(name))
     if parameter.refusal is not None:
@@ -253,13 +263,3 @@ def check(name: str, value: Any, *, strict: bool = False) -> Any:
 def _is_same(value: Any, neutral: Any) -> bool:
     """True if two JSON values are equal; a truth value is no number."""
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
-
-
-def treatment(name: str) -> Literal["honoured", "translated", "ignored", "refused"]:
-    """The treatment of a parameter of the table."""
-    parameter = PARAMETERS[name]
-    if parameter.refusal is not None:
-        return "refused"
-    if parameter.equivalent is not None:
-        return "translated"
-    return "ignored" if parameter.ignored else "honoured"
