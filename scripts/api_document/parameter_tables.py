@@ -79,7 +79,7 @@ _RANGES: Mapping[str, str] = {
     "stream_options": "`include_usage` and `continuous_usage_stats`; needs `stream`",
     "moderation": '`{"model": "omni-moderation-latest"}`',
 }
-"""What the tables show beyond `Parameter`; `check_values` and app.api.schema.wire enforce it."""
+"""What the tables show beyond `Parameter`; `check_values` and app.api.schema.chat_request enforce it."""
 
 
 def _range(parameter: Parameter) -> str:

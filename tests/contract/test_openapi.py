@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # stubs only for this
 
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.key_terms import NULLABLE, TERMS
 from app.api.schema.parameters import PARAMETERS
-from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest
 from app.errors import CODES, BadRequest, ServingError, UnsupportedParameter
 from scripts.api_document.document import BODIES, HEADERS, OPERATIONS, QUERY, document

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.completions import parse_completion
 from app.api.schema.parameters import PARAMETERS
-from app.api.schema.wire import parse_chat_request
 from app.engine.sglang.platform import prepare_process
 from app.errors import BadRequest, ServingError
 

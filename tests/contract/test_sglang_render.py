@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.template_switches import SWITCHES
-from app.api.schema.wire import parse_chat_request
 from app.errors import BadRequest, ContextOverflow
 from app.safety.policies.policy_prompt import PolicyPrompt
 from tests.support.engines import chat

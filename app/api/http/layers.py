@@ -40,7 +40,7 @@ class LimitHeaders:
             if message["type"] == "http.response.start":
                 if self._is_delayed(scope, message["status"]):
                     if CONNECTION in scope.get("extensions", ()):
-                        scope["extensions"][CONNECTION].give_way()
+                        scope["extensions"][CONNECTION].allow_closing()
                     await asyncio.sleep(REFUSAL_DELAY_S)
                 key: Key | None = scope.get(LIMITED_KEY)
                 headers = {} if key is None else self._limiter.headers(key)

@@ -8,8 +8,8 @@ from typing import Any
 
 from app.api.openai.chat_completion import ChunkWire, completion
 from app.api.openai.text_completion import CompletionWire, text_completion
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.completions import parse_completion
-from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest
 from app.intake.door import Door, Sender, new_id
 

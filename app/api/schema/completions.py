@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.fields import check_kind, check_size, missing
 from app.api.schema.parameters import PARAMETERS, Parameter, check, refused
 from app.api.schema.tokens import check_token_ids
 from app.api.schema.values import check_choices
-from app.api.schema.wire import parse_chat_request
 from app.core import UNPLACED, ChatRequest, IdempotencyKey, Placement, RawPrompt
 from app.errors import BadRequest, UnsupportedParameter
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.messages import ROLES
 from app.api.schema.parameters import PARAMETERS
-from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest
 from app.errors import BadRequest, UnknownModel, UnsupportedParameter
 from app.intake.json_body import MAX_DEPTH, MAX_VALUES, count_values, parse_body
