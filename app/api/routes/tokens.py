@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.openai.listing import json_response
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.tokens import DetokenizeRequest, TokenizeRequest, parse_detokenize, parse_tokenize
-from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest, Engine
 from app.engine.request_limits import check_text_only
 from app.errors import BadRequest

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.api.schema.wire import parse_chat_request
+from app.api.schema.chat_request import parse_chat_request
 from app.core import ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import BadRequest, RateLimited, TokensLimited
 from app.metering.limits import UNLIMITED, KeyLease, Lease, Limiter, duration_text
