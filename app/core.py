@@ -184,7 +184,7 @@ class ChatRequest:
     """True if its client may resume a stream that it has left: something in the request says so."""
     placement: Placement = UNPLACED
 
-    def placed(self, **changes: Any) -> ChatRequest:
+    def with_placement(self, **changes: Any) -> ChatRequest:
         """The request with other fields of its placement."""
         return replace(self, placement=replace(self.placement, **changes))
 

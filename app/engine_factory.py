@@ -221,7 +221,7 @@ def child_engine(options: SGLangOptions, on_exit: OnDeath, settings: Settings) -
         start_s=_CHILD_START_S,
         resume_s=settings.remote_resume_s,
         stall_s=settings.remote_stall_s,
-        carries_ids=True,
+        continues_by_ids=True,
     )
     engine = RemoteEngine(remote, lambda facts: load_remote_model(facts, model), child)
     return engine

@@ -166,7 +166,7 @@ class Runtime:
         large = self._backend(self.engine)
         if self.small_engine is None:
             return Backends(large), None
-        small = self._backend(self.small_engine, self.small_engine.name)
+        small = self._backend(self.small_engine.engine, self.small_engine.name)
         return Backends(large, small), Router(small, large)
 
     def _backend(self, engine: Engine, name: str = "") -> Backend:

@@ -61,7 +61,7 @@ class Ticket(Queued):
         self.uncached_tokens = unshared_tokens
         self.tokens = max(min(unshared_tokens + self.reservation.mean, capacity_tokens), 1)
 
-    def placed(self, prompt: Prompt) -> Prompt:
+    def with_replica(self, prompt: Prompt) -> Prompt:
         """Its prompt with the replica that it was admitted to."""
         replica = self.reservation.replica
         return prompt if replica is None else replace(prompt, replica=replica)

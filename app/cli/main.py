@@ -121,7 +121,7 @@ def _run_node(settings: Settings, rank: int) -> int:
     if settings.engine != "sglang":
         raise SettingsError(f"engine: {settings.engine} has no ranks on other nodes; sglang has")
     check_models(dataclasses.replace(settings, small_model="", safety_guard_model=""))  # those run beside it
-    return asyncio.run(keep_running(sglang_options(settings), rank))
+    return keep_running(sglang_options(settings), rank)
 
 
 def _serve(settings: Settings) -> int:

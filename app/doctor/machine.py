@@ -16,7 +16,6 @@ from app.doctor.subject import (
     nearest,
     not_applicable,
     ok,
-    output_of,
     torch_is_for_cpu,
     warning,
 )
@@ -74,41 +73,6 @@ def driver(subject: Subject) -> Finding:
     if (subject.root / "usr/local/cuda/compat").is_dir():
         return warning(f"{version}, with CUDA's compatibility libraries", f"{advice}, if it does not start")
     return failure(version, advice)
-
-
-def nvlink(subject: Subject) -> Finding:
-    """The links between GPUs that share a model."""
-    gpus, program = subject.gpus.seen, subject.which("nvidia-smi")
-    if len(gpus) < 2 or subject.settings.tp == 1 or program is None:
-        return not_applicable("the model is on one GPU")
-    status, printed = output_of([program, "topo", "-m"], subject.environ)
-    rows = [line.split() for line in printed.splitlines() if line.startswith("GPU")]
-    if status or not rows:
-        return warning("nvidia-smi topo -m does not show the links", "look at `nvidia-smi nvlink --status`")
-    links = {cell for row in rows for cell in row[1 : len(rows) + 1] if cell != "X"}
-    slow = sorted(link for link in links if not link.startswith("NV"))
-    if slow:
-        return warning(
-            f"GPUs are connected by {', '.join(slow)} (nvidia-smi topo -m), not by NVLink",
-            "expect slower answers with tp above 1; with an NVSwitch see that nvidia-fabricmanager runs",
-        )
-    return ok(", ".join(sorted(links)))
-
-
-def numa(subject: Subject) -> Finding:
-    """The binding of ranks to the memory beside their GPUs, tried as SGLang tries it."""
-    nodes = sorted((subject.root / "sys/devices/system/node").glob("node[0-9]*"))
-    if not subject.gpus.seen or len(nodes) < 2:
-        return not_applicable("one NUMA node" if subject.gpus.seen else NO_GPU)
-    numactl = subject.which("numactl")
-    if numactl is None:
-        return warning(f"{len(nodes)} NUMA nodes and no numactl", "install numactl, so that ranks are bound")
-    status, printed = output_of([numactl, "--membind=0", "true"], subject.environ)
-    if status:
-        return warning(
-            f"numactl may not bind memory: {printed}", "in a container, pass --cap-add SYS_NICE; else slower"
-        )
-    return ok(f"{len(nodes)} nodes, and ranks can be bound")
 
 
 def shared_memory(subject: Subject) -> Finding:
@@ -171,7 +135,7 @@ def caches(subject: Subject) -> Finding:
     """The folders that keep compiled kernels and downloaded models."""
     folders = {"HF_HOME": subject.folder("HF_HOME", ".cache/huggingface")}
     if subject.gpus.seen:
-        folders |= _kernel_caches(subject)
+        folders["SGLANG_CACHE_DIR"] = subject.folder("SGLANG_CACHE_DIR", ".cache/sglang")
     elif not subject.settings.model or Path(subject.settings.model).exists():
         return not_applicable("nothing is compiled for a CPU, and the model is a folder")
     locked = [f"{name} ({folder})" for name, folder in folders.items() if not _writable(folder)]
@@ -196,23 +160,6 @@ def _has_nvidia_device(root: Path) -> bool:
         if vendor.is_file() and vendor.read_text().strip() == NVIDIA and kind.read_text()[:4] == "0x03":
             return True
     return False
-
-
-def _kernel_caches(subject: Subject) -> dict[str, Path]:
-    """The folders of compiled kernels, as SGLang 0.5.20 and its libraries resolve them."""
-    base = subject.folder("SGLANG_CACHE_DIR", ".cache/sglang")
-    inside = {
-        "SGLANG_DG_CACHE_DIR": "deep_gemm",
-        "TRITON_CACHE_DIR": "triton",
-        "TORCHINDUCTOR_CACHE_DIR": "inductor",
-        "CUDA_CACHE_PATH": "nv",
-        "FLASHINFER_WORKSPACE_BASE": "",
-    }
-    apart = {name: subject.folder(name, str(base / folder)) for name, folder in inside.items()}
-    jit = subject.folder("SGLANG_JIT_CACHE_DIR", ".cache/sglang/jit")
-    return {"SGLANG_CACHE_DIR": base, "SGLANG_JIT_CACHE_DIR": jit} | {
-        name: folder for name, folder in apart.items() if base not in (folder, *folder.parents)
-    }
 
 
 def _writable(folder: Path) -> bool:

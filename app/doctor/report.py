@@ -21,8 +21,6 @@ Findings = Mapping[str, Finding]
 CHECKS: Mapping[str, Check] = {
     "gpu": machine.gpu,
     "driver": machine.driver,
-    "nvlink": machine.nvlink,
-    "numa": machine.numa,
     "shared_memory": machine.shared_memory,
     "limits": machine.limits,
     "compilers": machine.compilers,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from app.errors import EngineFailed
 
@@ -151,7 +151,7 @@ class ContinuedText:
         """The text that is left where the answer ends without another token."""
         return self._last_text(finish)
 
-    def own_end(self, token_id: int) -> Finish | None:
+    def end_by_token(self, token_id: int) -> Finish | None:
         """The finish reason that a token has by itself, if it is next."""
         if token_id in self._rules.end_ids:
             return {"type": "stop", "matched": token_id}
@@ -201,32 +201,23 @@ class ContinuedText:
         return None if matched is None else {"type": "stop", "matched": matched}
 
 
-class Replayed(NamedTuple):
-    """A token that an earlier run generated, as it was handed over."""
-
-    token_id: int
-    text: str
-    finish: Finish | None
-    reasoning_tokens: int
-
-
 def replay(
     rules: TextRules, prompt_ids: Sequence[int], token_ids: Sequence[int]
-) -> tuple[ContinuedText, list[Replayed]]:
-    """The tokens of an earlier run, and the text behind them; blocks for some 10 us a token.
+) -> tuple[ContinuedText, str, Finish | None]:
+    """The text behind the ids of an earlier run, the text of these, and the end, if one of them is the end.
 
-    There are fewer where one of them ends the answer.
+    Blocks for some 10 us a token.
     """
-    text = ContinuedText(rules, prompt_ids[-CONTEXT_TOKENS:])
-    steps = []
+    continued = ContinuedText(rules, prompt_ids[-CONTEXT_TOKENS:])
+    texts, finish = [], None
     for token_id in token_ids:
-        text.cut()
-        new_text, finish = text.take(token_id, text.own_end(token_id))
-        steps.append(Replayed(token_id, new_text, finish, text.reasoning_tokens))
+        continued.cut()
+        text, finish = continued.take(token_id, continued.end_by_token(token_id))
+        texts.append(text)
         if finish is not None:
             break
-    text.cut()
-    return text, steps
+    continued.cut()
+    return continued, "".join(texts), finish
 
 
 def check_resumable(sampling: Mapping[str, Any]) -> None:

@@ -14,14 +14,14 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, NoReturn, Protocol, get_args, runtime_checkable
 
 from structlog.typing import FilteringBoundLogger
 
-from app.core import ChatRequest, Delta, Engine, EngineLoad, Health, ModelCard, Prompt
-from app.errors import EngineNotReady, ServingError
+from app.core import Engine, Health
+from app.errors import ServingError
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
@@ -208,121 +208,60 @@ def history_of(engine: Engine) -> RestartHistory:
 
 
 class SupervisedEngine:
-    """An engine beside the main one: started while that serves, and again where its start failed.
+    """Starts an engine beside the main one while that serves, and again where it failed to start or has died.
 
-    `start` returns at once. While the model is not loaded, `health` is STARTING. The end of
-    the engine ends nothing else. `name` is known before the model is.
+    The end of the engine ends nothing else. `name` is known before the model is.
     """
 
     def __init__(self, name: str, make: MakeEngine, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
         self.name = name
+        self.engine = make(self._lost)
         self.failure: str | None = None
         """The reason for which it was last away."""
         self.num_failures = 0
-        self._make = make
         self._backoff = Backoff(first_pause_s)
-        self._engine: Engine | None = None
-        self._closed = False
+        self._has_started = False
         self._gone = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> str:
         """The state of the engine, in words."""
-        if self.health() is Health.READY:
+        if self.engine.health() is Health.READY:
             return "ready"
         return "starting" if self.failure is None else f"down: {self.failure}"
 
-    @property
-    def model(self) -> ModelCard:
-        return self._present().model
-
     async def start(self) -> None:
         """Begin to start it; returns at once, and raises nothing."""
-        # The dead engine stays in place until the next has started.
         self._running = asyncio.create_task(supervise(self._run_once, self._backoff), name=f"run {self.name}")
 
     async def aclose(self) -> None:
-        self._closed = True
+        """Stop it; a second call does nothing."""
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
-        if self._engine is not None:
-            await self._engine.aclose()
-
-    def tokenizer_json(self) -> str | None:
-        return self._present().tokenizer_json()
-
-    async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        return await self._present().tokenize(owner, text, add_special_tokens=add_special_tokens)
-
-    async def detokenize(
-        self, owner: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
-    ) -> str:
-        return await self._present().detokenize(owner, token_ids, skip_special_tokens=skip_special_tokens)
-
-    async def render(self, request: ChatRequest) -> Prompt:
-        return await self._present().render(request)
-
-    def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
-        return self._present().generate(rid, prompt)
-
-    def abort(self, rid: str) -> None:
-        if self._engine is not None:
-            self._engine.abort(rid)
-
-    def pop_emitted_tokens(self, rid: str) -> int:
-        return 0 if self._engine is None else self._engine.pop_emitted_tokens(rid)
-
-    def load(self) -> EngineLoad:
-        """The load. Raises EngineNotReady before its model has been there."""
-        return self._present().load()
-
-    def health(self) -> Health:
-        """The health; DEAD only once it is closed."""
-        if self._closed:
-            return Health.DEAD
-        ready = self._engine is not None and self._engine.health() is Health.READY
-        return Health.READY if ready else Health.STARTING
-
-    def _present(self) -> Engine:
-        if self._engine is None:
-            raise EngineNotReady(f"The model {self.name!r} is {self.state}.", retry_after_s=5)
-        return self._engine
+        await self.engine.aclose()
 
     async def _run_once(self) -> bool:
-        """Start another engine and wait for its final end; False where it did not start."""
-        if not await self._start_another():
+        """Start the engine and wait for its final end; False where it did not start."""
+        try:
+            await self.engine.start()
+        except Exception as exc:  # noqa: BLE001  # any error: the next start may succeed
+            self._fail(exc.message if isinstance(exc, ServingError) else type(exc).__name__)
             return False
-        while self._engine is not None and self._engine.health() is not Health.DEAD:
+        self._has_started = True
+        while self.engine.health() is not Health.DEAD:
             self._gone.clear()
             await self._gone.wait()
+        self._has_started = False
         return True
 
-    async def _start_another(self) -> bool:
-        engine: Engine | None = None
-
-        def lost(reason: str) -> None:
-            if engine is not None and self._engine is engine:  # else it starts, and it is `start` that fails
-                self._fail(reason)
-                self._gone.set()
-
-        try:
-            engine = self._make(lost)
-            await engine.start()
-        except BaseException as exc:
-            if engine is not None:
-                await engine.aclose()
-            if not isinstance(exc, Exception):
-                raise
-            self._fail(exc.message if isinstance(exc, ServingError) else type(exc).__name__)
-            return False  # any error: the next start may succeed
-        previous, self._engine = self._engine, engine
-        if previous is not None:
-            await previous.aclose()
-        return True
+    def _lost(self, reason: str) -> None:
+        if self._has_started:  # else it is the start that fails
+            self._fail(reason)
+            self._gone.set()
 
     def _fail(self, reason: str) -> None:
         self.failure = reason

@@ -82,20 +82,20 @@ class ModelSelector:
             degrade = None
         if router is None and degrade is None:
             return chat
-        so_far, tokens = EMPTY_BRANCH, 0
+        branch, tokens = EMPTY_BRANCH, 0
         if self._backends.small is not None:  # else there is nothing to choose
-            so_far = await self._load_so_far(chat)
+            branch = await self._load_branch(chat)
             tokens = prompt_estimate(chat, self._count_text)
         if router is not None:
-            route = router.route(chat, tokens, requested=head.route, allowed=caller.models, so_far=so_far)
+            route = router.route(chat, tokens, requested=head.route, allowed=caller.models, branch=branch)
             chat = _served_by(
                 chat, route.model, {"x-route-reason": route.header, "x-served-model": route.model}
             )
         if degrade is not None and chat.model == self._backends.large.id:
-            small, tokens = self._small_for(chat, caller), tokens + so_far.tokens
-            done = degrade.apply(chat, tokens, small=small, so_far=so_far, insists=head.in_full)
+            small, tokens = self._small_for(chat, caller), tokens + branch.tokens
+            done = degrade.apply(chat, tokens, small=small, branch=branch, insists=head.in_full)
             capped = done.max_tokens != chat.max_tokens
-            chat = _served_by(chat, done.model, done.headers).placed(length_capped=capped)
+            chat = _served_by(chat, done.model, done.headers).with_placement(length_capped=capped)
             chat = replace(chat, max_tokens=done.max_tokens)
         return chat
 
@@ -113,7 +113,7 @@ class ModelSelector:
             return None  # its vocabulary may be another
         return small.engine.model if small.ready and not small.admission.busy else None
 
-    async def _load_so_far(self, chat: ChatRequest) -> BranchSummary:
+    async def _load_branch(self, chat: ChatRequest) -> BranchSummary:
         """A summary of the conversation that the request continues."""
         conversation_id = chat.conversation_id
         if conversation_id is None or chat.new_conversation:
@@ -136,4 +136,4 @@ def _served_by(chat: ChatRequest, model: str, headers: Mapping[str, str]) -> Cha
     }
     if model != chat.model:
         chat = replace(chat, model=model, body={**chat.body, "model": model})
-    return chat.placed(response_headers={**chat.placement.response_headers, **ascii_only})
+    return chat.with_placement(response_headers={**chat.placement.response_headers, **ascii_only})

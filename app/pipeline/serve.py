@@ -92,7 +92,7 @@ class Pipeline:
             lease.correct(prompt)
             with await _admit(backend, turn.request, prompt, stream, key, trace) as ticket:
                 stream.check_wanted()
-                prompt = ticket.placed(prompt)
+                prompt = ticket.with_replica(prompt)
                 entry = await start.reserve(turn, prompt, stream, trace.counts, key)
                 finalizer.attach_reservation(entry)
                 screen: AnswerScreen | None = None

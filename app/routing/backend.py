@@ -17,7 +17,7 @@ def with_priority_and_salt(request: ChatRequest, key: Key | None, *, isolated: b
     """The request with its key's terms: its priority, and the keys that share its cached prompts."""
     salt = f"owner:{request.owner}" if isolated else ""
     tier: Tier = "standard" if key is None else key.terms.tier
-    return request.placed(cache_salt=salt, priority=PRIORITIES[tier])
+    return request.with_placement(cache_salt=salt, priority=PRIORITIES[tier])
 
 
 @dataclass(frozen=True, slots=True)

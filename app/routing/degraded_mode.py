@@ -124,12 +124,12 @@ class DegradedMode:
         prompt_tokens: int,
         *,
         small: ModelCard | None = None,
-        so_far: BranchSummary = EMPTY_BRANCH,
+        branch: BranchSummary = EMPTY_BRANCH,
         insists: bool = False,
     ) -> Degraded:
         """The decision about a request of about `prompt_tokens` in the current step.
 
-        `small` is the small model where it has room, `so_far` the conversation before. `insists`
+        `small` is the small model where it has room, `branch` the conversation before. `insists`
         (`x-no-degrade`) has the request served as asked for, or refused, and nothing in between. An
         answer that is no use cut short keeps its length: with tools, a format, `min_tokens` or `ignore_eos`.
         """
@@ -142,7 +142,7 @@ class DegradedMode:
             max_tokens = self._short_tokens
             done.append(SHORT_OUTPUT)
         taker = small if self.step >= Step.SMALL and small is not None and small.id != model else None
-        if taker is not None and unserved(taker, request, prompt_tokens, so_far) is None:
+        if taker is not None and unserved(taker, request, prompt_tokens, branch) is None:
             model = taker.id
             done.append(SMALL_MODEL)
         self.touched.update(done)

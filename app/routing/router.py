@@ -98,14 +98,14 @@ class Router:
         *,
         requested: Size | None = None,
         allowed: Collection[str] | None = None,
-        so_far: BranchSummary = EMPTY_BRANCH,
+        branch: BranchSummary = EMPTY_BRANCH,
     ) -> Route:
         """The model for a request whose own messages have about so many tokens.
 
         `requested` is the caller's choice (`x-route`), `allowed` the models of the key. If neither model
         can serve the request, the large one refuses it.
         """
-        route = self._decide(request, prompt_tokens + so_far.tokens, requested, allowed, so_far=so_far)
+        route = self._decide(request, prompt_tokens + branch.tokens, requested, allowed, branch=branch)
         self.routed[route.model][route.reason] += 1
         return route
 
@@ -116,7 +116,7 @@ class Router:
         requested: Size | None,
         allowed: Collection[str] | None,
         *,
-        so_far: BranchSummary,
+        branch: BranchSummary,
     ) -> Route:
         usable = [s for s, backend in self._backends.items() if allowed is None or backend.id in allowed]
         there = [size for size in usable if self._backends[size].ready]
@@ -127,12 +127,12 @@ class Router:
         if len(there) < len(usable):
             return self._to(there[0] if there else "large", "alone")
         for size, other in _OTHERS:
-            lacking = unserved(self._backends[size].engine.model, request, prompt_tokens, so_far)
+            lacking = unserved(self._backends[size].engine.model, request, prompt_tokens, branch)
             if lacking is not None:
                 return self._to(other, lacking)
-        if so_far.model == self._backends["large"].id:
+        if branch.model == self._backends["large"].id:
             return self._to("large", "conversation")
-        return self._by_points(points_of(request, prompt_tokens, so_far.turns))
+        return self._by_points(points_of(request, prompt_tokens, branch.turns))
 
     def _by_points(self, points: Mapping[str, int]) -> Route:
         if sum(points.values()) >= LARGE_FROM:
@@ -144,12 +144,12 @@ class Router:
 
 
 def unserved(
-    card: ModelCard, request: ChatRequest, prompt_tokens: int, so_far: BranchSummary = EMPTY_BRANCH
+    card: ModelCard, request: ChatRequest, prompt_tokens: int, branch: BranchSummary = EMPTY_BRANCH
 ) -> str | None:
     """A need of a request, or of its conversation, that a model does not meet; None if it meets all."""
     body = request.body
     needs = {
-        "vision": so_far.images or _has_images(body["messages"]),
+        "vision": branch.images or _has_images(body["messages"]),
         "tools": _has_tools(body),
         "json_schema": _kind_of_format(body) == "json_schema",
         "reasoning": body.get("reasoning_effort") not in (None, "none"),

@@ -127,7 +127,7 @@ def test_a_mask_that_stalls_is_left_behind(compiled: Any):
     mask = slow.allocate_vocab_mask(slow.vocab_size, 1, "cpu")
     slow.fill_vocab_mask(mask, 0)
     took_s = time.thread_time() - began_s
-    guard = GrammarGuard(1.0, StallLimit(took_s / 20), look_s=took_s / 50)
+    guard = GrammarGuard(1.0, StallLimit(took_s / 20), poll_s=took_s / 50)
     mask = step(guard, [slow, good], ord("a"))
     right = good.allocate_vocab_mask(good.vocab_size, 1, "cpu")
     good.fill_vocab_mask(right, 0)
@@ -147,7 +147,7 @@ def test_another_rank_leaves_what_the_first_has_left(compiled: Any):
     first = StallLimit(store=Rank(told, is_first=True))
     first.begin_step()
     first.leave(0)
-    guard = GrammarGuard(1.0, StallLimit(store=Rank(told, is_first=False)), look_s=0.001)
+    guard = GrammarGuard(1.0, StallLimit(store=Rank(told, is_first=False)), poll_s=0.001)
     slow, good = compiled(NESTED, longest=130), compiled("a*", longest=130)
     for _ in range(40):
         slow.accept_token(ord("a"))

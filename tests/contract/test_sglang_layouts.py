@@ -52,18 +52,15 @@ def test_a_smaller_pool_after_a_restart_cuts_no_answer_in_silence(tmp_path: Path
     assert seen["lost"] == 1
 
 
-def test_kernels_that_compile_longer_than_a_hang_are_none_and_a_failed_start_is_tried_again(
-    tmp_path: Path,
-) -> None:
-    """In the warm-up and in a later request; starts that fail as often in a row as is allowed are the end."""
+def test_kernels_that_compile_longer_than_a_hang_are_none_and_a_failed_start_says_why(tmp_path: Path) -> None:
+    """In the warm-up and in a later request; a first start that fails is the end."""
     seen = run("slow_starts", tmp_path)
-    assert (seen["starts"], seen["answer"]) == (2, 4)
+    assert (seen["starts"], seen["answer"]) == (1, 4)
     assert seen["took_s"] > COMPILES_S
-    assert seen["losses"] == {"exited": 0, "hung": 0, "failed": 1}
+    assert seen["losses"] == {"exited": 0, "hung": 0, "failed": 0}
     starts, [kind, message] = seen["failed"]
-    assert (starts, kind) == (2, "EngineFailed")
+    assert (starts, kind) == (1, "EngineFailed")
     assert "exit code: 7" in message
-    assert "2 starts in a row failed" in message
 
 
 def test_replicas_answer_where_they_are_asked_and_are_lost_together(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_a_warm_up_that_stands_still_is_a_start_that_failed(hung_starts: dict[st
     """It is one loss too many: the stream ends truthfully, and the owner is told once, and why."""
     error, health, [reason] = hung_starts["last"]
     assert (error, health) == ("EngineFailed", "dead")
-    assert "the start hangs: its processes have done nothing" in reason
+    assert "did not start: EngineFailed: no progress for" in reason
     assert hung_starts["children_left"] == 0
 
 

@@ -7,9 +7,10 @@ from urllib.parse import unquote
 
 import pytest
 
-from app.core import KeyTerms
+from app.core import KeyTerms, ModelCard
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.engine.supervise import SupervisedEngine
+from app.errors import EngineNotReady
 from app.store import key_table, keys
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import until
@@ -40,8 +41,8 @@ def standby(served: Served) -> SupervisedEngine:
 
 
 def small_engine(served: Served) -> ScriptedEngine:
-    """The engine of the small model that runs now."""
-    engine = standby(served)._engine
+    """The engine of the small model."""
+    engine = standby(served).engine
     assert isinstance(engine, ScriptedEngine)
     return engine
 
@@ -211,9 +212,18 @@ async def test_without_a_small_model_there_is_no_auto(serve: Serve) -> None:
     assert "small_model" not in (await served.call("GET", "/readyz")).json()
 
 
+class Loading(ScriptedEngine):
+    """One that does not know its model yet, as a server that loads it."""
+
+    @property
+    def model(self) -> ModelCard:
+        raise EngineNotReady("The engine is starting.", retry_after_s=5)
+
+
 async def test_the_small_one_may_take_its_time(serve: Serve) -> None:
     """The large one serves meanwhile, and `auto` is answered by it; the small one's name is known."""
     served = await serve(small_model="scripted:start_s=1000")
+    small_engine(served).__class__ = Loading
     assert (await served.post(ask())).headers["x-route-reason"] == "large; alone"
     refused = await served.post(ask(model=SMALL))
     assert refused.refusal()[:2] == (503, "engine_not_ready")

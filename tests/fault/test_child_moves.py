@@ -30,7 +30,7 @@ START_S = 30.0
 class Small:
     """A second model in a child server, supervised, and what was told of its ends."""
 
-    carries_ids: bool
+    continues_by_ids: bool
     children: list[ChildServer] = field(default_factory=list)
     engines: list[RemoteEngine] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class Small:
             stall_s=0.5,
             resume_s=START_S,
             timeouts=Timeouts(poll_s=0.3),
-            carries_ids=self.carries_ids,
+            continues_by_ids=self.continues_by_ids,
         )
         engine = RemoteEngine(options, PlainModel, child)
         self.children.append(child)
@@ -73,7 +73,7 @@ async def small(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Small, Su
     made = Small(request.param)
     supervised = SupervisedEngine("small", made.make)
     await supervised.start()
-    await until(lambda: supervised.health() is Health.READY, START_S)
+    await until(lambda: supervised.state == "ready", START_S)
     yield made, supervised
     await supervised.aclose()
 
@@ -90,16 +90,17 @@ async def test_the_answers_of_a_child_go_on_when_it_is_back(
     small: tuple[Small, SupervisedEngine], number: signal.Signals
 ) -> None:
     """Killed or stopped: another process takes its place, under the same engine."""
-    made, engine = small
-    asking = [asyncio.create_task(ask(made.engines[0], f"r{n}", max_tokens=TOKENS)) for n in range(8)]
+    made, supervised = small
+    engine = made.engines[0]
+    asking = [asyncio.create_task(ask(engine, f"r{n}", max_tokens=TOKENS)) for n in range(8)]
     await until(lambda: all(engine.pop_emitted_tokens(f"r{n}") >= 5 for n in range(8)))
     made.signal(number)
     for answer in await asyncio.wait_for(asyncio.gather(*asking), START_S):
         check_whole(answer)
     assert made.children[0].num_starts == 2
     assert len(made.engines) == 1
-    assert engine.num_failures == 1
-    assert engine.state == "ready"
+    assert supervised.num_failures == 1
+    assert supervised.state == "ready"
     assert moved(engine) == {"resumed": 8}
 
 

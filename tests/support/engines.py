@@ -33,7 +33,7 @@ def chat(content: Any = "How do I resume a stream?", **body: Any) -> ChatRequest
     logprobs = bool(body.get("logprobs"))
     request = {"messages": messages, **body}
     made = ChatRequest(fresh_rid(), "owner", "model", request, 0, n, max_tokens, logprobs=logprobs, past=past)
-    return made.placed(cache_salt=salt)
+    return made.with_placement(cache_salt=salt)
 
 
 def raw(text: str, token_ids: list[int] | None = None, **body: Any) -> ChatRequest:

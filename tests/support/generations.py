@@ -176,7 +176,7 @@ class HandTicket:
         """See Ticket."""
         self.tokens.append(delta.counts.completion_tokens)
 
-    def placed(self, prompt: Prompt) -> Prompt:
+    def with_replica(self, prompt: Prompt) -> Prompt:
         """See Ticket."""
         return prompt
 

@@ -57,11 +57,6 @@ def choice(
     return LiveChoice(f"{name}-{index:03d}", request, NotingSink(prompt_tokens), TokenTally(), prior)
 
 
-def decode(runs: Sequence[Sequence[int]]) -> list[str]:
-    """One byte of UTF-8 for each id, as far as they are characters."""
-    return [bytes(run).decode("utf-8", "replace") for run in runs]
-
-
 class VirtualTime:
     """A clock that moves when somebody sleeps."""
 
@@ -98,7 +93,7 @@ class FakeEngine:
         self.live.running[sent.rid] = sent
         known = list(sent.known_ids)
         ids = [*known, *(65 for _ in range(tokens))]
-        Replay(sent, decode).take(decode([ids])[0], ids, None, Counts(5, len(ids)), (None, 0))
+        Replay(sent).take(bytes(ids).decode("utf-8", "replace"), ids, None, Counts(5, len(ids)), (None, 0))
 
     async def restart(self) -> None:
         """See Restartable."""

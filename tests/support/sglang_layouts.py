@@ -112,11 +112,11 @@ async def smaller_pool(_: str) -> dict[str, Any]:
 
 
 async def slow_starts(path: str) -> dict[str, Any]:
-    """A first start that fails once, and compiles for longer than a hang takes; then starts that all fail."""
+    """A first start that compiles for longer than a hang takes; then one that fails."""
     folder = Path(path)
     os.environ[compiling_scheduler.FOLDER] = path
     (folder / "compiles_s").write_text(str(COMPILES_S))
-    (folder / "fails").write_text("1")
+    (folder / "fails").write_text("0")
     from app.engine.sglang.platform import prepare_process
 
     prepare_process()
@@ -136,11 +136,11 @@ async def slow_starts(path: str) -> dict[str, Any]:
     took_s = time.monotonic() - began_s
     losses = dict(engine.restarts.losses)
     await engine.aclose()
-    (folder / "fails").write_text("9")
+    (folder / "fails").write_text("1")
     (folder / "starts").write_text("0")
     error = None
     try:
-        await started(limits=dataclasses.replace(limits, restarts=1))
+        await started(limits=limits)
     except ServingError as exc:
         error = [type(exc).__name__, exc.message]
     return {

@@ -31,7 +31,7 @@ def test_operators_words_are_taken_from_the_prompt_and_from_its_cached_beginning
 def test_placing_a_request_changes_nothing_that_its_caller_asked():
     """And keeps what was placed before."""
     request = ChatRequest("chatcmpl-1", "local", "llama", {"messages": []}, 0, max_tokens=5)
-    placed = request.placed(priority=20).placed(cache_salt="salt")
+    placed = request.with_placement(priority=20).with_placement(cache_salt="salt")
     assert (placed.placement.priority, placed.placement.cache_salt, placed.max_tokens) == (20, "salt", 5)
     assert request.placement.priority == 10
 

@@ -29,7 +29,7 @@ def test_remote_and_child_servers_have_the_times_that_are_set() -> None:
     remote = build_engine(Settings(engine="remote", remote_url="http://a", **times), died)
     small = build_small_engine(Settings(small_model="x/y", **times))
     assert small is not None
-    for engine in (remote, small._make(died)):
+    for engine in (remote, small.engine):
         assert isinstance(engine, RemoteEngine)
         assert (engine._options.resume_s, engine._options.stall_s) == (7.0, 8.0)
 
@@ -65,7 +65,7 @@ def test_the_small_model_is_a_child_where_there_is_one() -> None:
     small = build_small_engine(Settings(small_model="x/y"))
     assert small is not None
     assert small.name == "y"
-    assert isinstance(small._make(died), RemoteEngine)
+    assert isinstance(small.engine, RemoteEngine)
 
 
 @pytest.mark.parametrize("engine", ["sglang", "remote", "scripted"])
@@ -73,7 +73,7 @@ def test_a_scripted_small_model_stands_beside_any_engine(engine: str) -> None:
     """Shaped as `--scripted` is, after a colon."""
     small = build_small_engine(Settings(engine=engine, small_model="scripted:tokens=5,context=64"))
     assert small is not None
-    made = small._make(died)
+    made = small.engine
     assert isinstance(made, ScriptedEngine)
     assert (made.model.id, made.model.context_length) == ("scripted-small", 64)
 

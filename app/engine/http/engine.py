@@ -67,12 +67,12 @@ class RemoteEngine:
     async def start(self) -> None:
         """Reach a server, learn its model, load the tokenizer. Raises EngineFailed with the reason.
 
-        What was started is stopped again where this fails or is given up.
+        What was started is stopped again where this fails or is given up; another start may follow.
         """
         try:
             await self._start()
         except BaseException as exc:
-            await self.aclose()
+            await self._stop()
             if not isinstance(exc, Exception) or isinstance(exc, EngineFailed):
                 raise
             raise EngineFailed(f"the remote model could not be loaded: {type(exc).__name__}: {exc}") from exc
@@ -122,16 +122,21 @@ class RemoteEngine:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._model is not None:
-            await self._model.aclose()
+        await self._stop()
+        self._thread.shutdown(wait=False)
+        self._render_queues.close()
+
+    async def _stop(self) -> None:
+        """Close the model, connections and the child."""
+        model, self._model = self._model, None
+        if model is not None:
+            await model.aclose()
         await self._pool.aclose()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
         if self._child is not None:
             await self._child.aclose()
-        self._thread.shutdown(wait=False)
-        self._render_queues.close()
 
     # --- requests
 

@@ -38,10 +38,10 @@ from app.engine.http.server import Read, RemoteServer
 from app.engine.sink import ChoiceSink, TokenTally
 from app.errors import EngineFailed, EngineNotReady, ServingError
 
-UNREACHED = 3
-DEATHS = 2
+MAX_UNREACHED = 3
+MAX_DEATHS = 2
 """Servers that may die under a choice without a token in between: a killing request gets no third."""
-MOVES = 8
+MAX_MOVES = 8
 """Servers that may die under a choice in all; a pool that loses more has another fault."""
 RETRY_PAUSE_S = 0.2
 MAX_PAUSES = 5
@@ -52,8 +52,6 @@ ABORT_AGAIN_S = 0.5
 OVERLOADED = frozenset({429, 503})
 DRAIN_S = 0.5
 ABORTED: Mapping[str, Any] = {"type": "abort", "message": "aborted"}
-REPLAYED_AT_ONCE = 64
-"""Tokens of an earlier run that are handed over before other tasks run."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 """Starts a task that the engine ends at the latest when it is closed."""
@@ -74,8 +72,8 @@ class Attempts:
 
     | a server | no server has died under it | one has |
     |---|---|---|
-    | cannot be reached | `UNREACHED` times, then EngineNotReady | for `resume_s`, then EngineFailed |
-    | dies under it | it moves | `DEATHS` without a token in between, or `MOVES` in all: `engine_restarted` |
+    | cannot be reached | `MAX_UNREACHED` times, then EngineNotReady | for `resume_s`, then EngineFailed |
+    | dies under it | it moves | `MAX_DEATHS` without a token, or `MAX_MOVES` in all: `engine_restarted` |
 
     `tried` are the servers that it was sent to since its last token; `number` counts the requests sent.
     """
@@ -136,9 +134,9 @@ class Attempts:
 
     def verdict(self, now_s: float, *, begun: bool) -> ServingError | None:
         """The error that ends it; None where it may be sent again."""
-        if self._deaths >= DEATHS or self._moves >= MOVES:
+        if self._deaths >= MAX_DEATHS or self._moves >= MAX_MOVES:
             return restarted(f"The model's servers were lost under this request: {self._why}.")
-        if self.left_s(now_s) > 0 or (not self.has_moved and self.number < UNREACHED):
+        if self.left_s(now_s) > 0 or (not self.has_moved and self.number < MAX_UNREACHED):
             return None
         return self.exhausted(begun=begun)
 
@@ -162,7 +160,7 @@ class RemoteGeneration:
         self._tally = tally
         self._attempts = Attempts(pool.options.resume_s)
         # SGLang's HTTP server cuts the logprobs of a continued answer in the wrong place.
-        self._carries_ids = pool.options.carries_ids and not choice.body.get("return_logprob")
+        self._continues_by_ids = pool.options.continues_by_ids and not choice.body.get("return_logprob")
         self._received = Received()
         self._text: ContinuedText | None = None
         """The text behind the last loss of a server; None until then."""
@@ -286,7 +284,7 @@ class RemoteGeneration:
             raise error
         if self._text is not None:
             self._text.cut()
-        elif self._begun and not self._carries_ids:
+        elif self._begun and not self._continues_by_ids:
             check_resumable(self._choice.body["sampling_params"])
             self._text = self._received.continued(self._choice.rules(), self._choice.body["input_ids"])
 
@@ -297,7 +295,7 @@ class RemoteGeneration:
             if self._text is not None:
                 raise restarted("A model's server was lost, and another refused the rest of the answer.")
             self._end(refused.finish)
-        elif self._carries_ids and self._begun and not is_full and not advances:
+        elif self._continues_by_ids and self._begun and not is_full and not advances:
             raise restarted("The model's server cannot continue the answer.")
         elif self._begun or self._attempts.has_moved:
             self._pool.faults.fault("broke_off", server.url, rid)
@@ -382,20 +380,17 @@ class RemoteGeneration:
         return min(step.counts.cached_tokens, self._counts.prompt_tokens)
 
     async def _replay(self) -> None:
-        """Hand over, token by token, the ids that an earlier run of the server generated; they may be all."""
+        """Hand over the ids that an earlier run of the server generated; they may be all."""
         choice = self._choice
-        if not self._carries_ids:
+        if not self._continues_by_ids:
             check_resumable(choice.body["sampling_params"])
         prompt_ids, continued = choice.body["input_ids"], choice.continued
-        text, steps = await asyncio.to_thread(lambda: replay(choice.rules(), prompt_ids, continued))
-        if not self._carries_ids:
-            self._text = text
-        for number, step in enumerate(steps, start=1):
-            self._received.add((step.token_id,), step.text)
-            self._counts = Counts(len(prompt_ids), number, 0, step.reasoning_tokens)
-            self._hand_over(step.text, (step.token_id,), step.finish, None)
-            if number % REPLAYED_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        behind, text, finish = await asyncio.to_thread(lambda: replay(choice.rules(), prompt_ids, continued))
+        if not self._continues_by_ids:
+            self._text = behind
+        self._received.add(behind.token_ids, text)
+        self._counts = Counts(len(prompt_ids), behind.num_tokens, 0, behind.reasoning_tokens)
+        self._hand_over(text, behind.token_ids, finish, None)
 
     def _hand_over(self, text: str, token_ids: Sequence[int], finish: Finish | None, logprobs: Any) -> None:
         self._ended = finish is not None

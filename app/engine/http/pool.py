@@ -25,9 +25,9 @@ from app.engine.http.model import Facts
 from app.engine.http.server import HEALTH_TIMEOUT_S, NOT_FOUND, RemoteServer, Timeouts, total_load
 
 HEALTH_S = 15.0
-GATE_PLACES = 4
+MAX_CONTINUING = 4
 """Choices that another server reads at once. A request that kills servers takes at most so many with it."""
-HOLD_S = 10.0
+PLACE_S = 10.0
 """Seconds after which a choice without a token gives its place to the next."""
 
 Moved = Literal["resumed", "ended"]
@@ -38,7 +38,7 @@ class RemoteOptions:
     """The servers' addresses. `start_s` is the seconds that `start()` waits for the first of them.
 
     `resume_s` is the seconds that a choice whose server was lost waits for one. After `stall_s` seconds
-    without anything from any of its streams, a server's health is asked for. `carries_ids` says that the
+    without anything from any of its streams, a server's health is asked for. `continues_by_ids` says that the
     servers run our scheduler, which continues any answer by its ids.
     """
 
@@ -49,7 +49,7 @@ class RemoteOptions:
     poll_s: float = 1.0
     resume_s: float = 300.0
     stall_s: float = 60.0
-    carries_ids: bool = False
+    continues_by_ids: bool = False
 
 
 class FaultLog:
@@ -89,9 +89,9 @@ class FaultLog:
 class ContinueGate:
     """A gate for choices that continue at another server: few at once, or the herd would end that one too."""
 
-    def __init__(self, places: int = GATE_PLACES, hold_s: float = HOLD_S) -> None:
+    def __init__(self, places: int = MAX_CONTINUING, place_s: float = PLACE_S) -> None:
         self._places = asyncio.Semaphore(places)
-        self._hold_s = hold_s
+        self._place_s = place_s
 
     async def enter(self) -> Callable[[], None]:
         """Wait for a place; returns the function that gives it back, which may be called again."""
@@ -105,7 +105,7 @@ class ContinueGate:
                 timer.cancel()
                 self._places.release()
 
-        timer = asyncio.get_running_loop().call_later(self._hold_s, leave)
+        timer = asyncio.get_running_loop().call_later(self._place_s, leave)
         return leave
 
 

@@ -27,8 +27,8 @@ from app.core import (
     ToolCall,
 )
 from app.engine.request_limits import answer_budget, check_text_only
-from app.engine.scripted.service import Run, Seat, Service, ServiceRates
-from app.engine.scripted.vocabulary import Vocabulary, prompt_ids, taken_over, token_id
+from app.engine.scripted.service import Run, Service, ServiceRates
+from app.engine.scripted.vocabulary import Vocabulary, prompt_ids, reused_runs, token_id
 from app.engine.sink import Tallies
 from app.errors import EngineFailed, EngineNotReady, EngineOverloaded
 from app.settings import SettingsError
@@ -174,7 +174,7 @@ class ScriptedEngine:
         max_tokens = answer_budget(len(token_ids), request.max_tokens, self._card)
         cached_tokens = self._cached_tokens(token_ids, request.placement.cache_salt)
         answer = _ScriptedAnswer(request, script, len(token_ids), cached_tokens, max_tokens)
-        past_runs, rerendered = taken_over(token_ids, request.past)
+        past_runs, rerendered = reused_runs(token_ids, request.past)
         return Prompt(
             token_ids, max_tokens, answer, past_runs, rerendered, space=request.placement.cache_salt
         )
@@ -196,7 +196,8 @@ class ScriptedEngine:
         if self._health is not Health.READY:
             raise EngineNotReady(f"The engine is {self._health.value}.", retry_after_s=5)
         answer = dataclasses.replace(prompt.handle, continued=prompt.continued)
-        run = self._runs[rid] = Run()
+        known_tokens = sum(map(len, answer.continued))
+        run = self._runs[rid] = Run(answer.prompt_tokens + known_tokens, answer.cached_tokens)
         return self._generate(rid, run, answer)
 
     async def _generate(self, rid: str, run: Run, answer: _ScriptedAnswer) -> AsyncIterator[Delta]:
@@ -206,11 +207,10 @@ class ScriptedEngine:
         counts = dict.fromkeys(live, Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0))
         self._used_tokens += answer.prompt_tokens
         tally = self._tallies.begin(rid)
-        seat = Seat(run.wake, answer.prompt_tokens + sum(repeated.values()), answer.cached_tokens)
         try:
             await self._pause(run, script.prefill_s)
             if self._service is not None:
-                self._service.enter(seat)
+                self._service.enter(run)
                 await run.woken()
             made = 0
             while live:
@@ -232,11 +232,11 @@ class ScriptedEngine:
                 elif self._service is None:
                     await self._pause(run, 1 / script.rate if script.rate else 0.0)
                 elif live:
-                    self._service.next_tokens(seat, len(live))
+                    self._service.next_tokens(run, len(live))
                     await run.woken()
         finally:
             if self._service is not None:
-                self._service.leave(seat)
+                self._service.leave(run)
             self._used_tokens -= answer.prompt_tokens
             del self._runs[rid]
             self._tallies.end(rid)
@@ -301,6 +301,7 @@ class ScriptedEngine:
 
     def _end(self, reason: str) -> None:
         self._health = Health.DEAD
+        self._seen_prefixes.clear()
         for run in self._runs.values():
             run.fail(reason)
 

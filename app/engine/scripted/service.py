@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from app.errors import EngineFailed
@@ -39,13 +39,19 @@ class ServiceRates:
 
 
 class Run:
-    """A generation that waits for its next token; an abort ends it early, an engine's death with an error."""
+    """A generation that waits for its next token; an abort ends it early, an engine's death with an error.
 
-    __slots__ = ("_waiter", "aborted", "error")
+    It has tokens in the KV pool, which it holds, or which are to be computed.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_waiter", "_wanted_tokens", "aborted", "error", "held_tokens", "uncached_tokens")
+
+    def __init__(self, prompt_tokens: int = 0, cached_tokens: int = 0) -> None:
         self.aborted = False
         self.error: EngineFailed | None = None
+        self.held_tokens = prompt_tokens
+        self.uncached_tokens = prompt_tokens - cached_tokens
+        self._wanted_tokens = 0
         self._waiter: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
@@ -72,18 +78,6 @@ class Run:
         self.error = EngineFailed(message)
         self.wake()
 
-
-class Seat:
-    """One request's tokens in the KV pool, and those it waits for. `wake` continues the request."""
-
-    __slots__ = ("_wanted_tokens", "held_tokens", "uncached_tokens", "wake")
-
-    def __init__(self, wake: Callable[[], None], prompt_tokens: int, cached_tokens: int) -> None:
-        self.wake = wake
-        self.held_tokens = prompt_tokens
-        self.uncached_tokens = prompt_tokens - cached_tokens
-        self._wanted_tokens = 0
-
     def want(self, count: int) -> None:
         """Wait for so many tokens of the next decode step."""
         self._wanted_tokens = count
@@ -99,15 +93,15 @@ class Seat:
 
 
 class Service:
-    """Serves the seats that are taken, while there are any."""
+    """Serves the runs that have entered, while there are any."""
 
     def __init__(self, rates: ServiceRates, pool_tokens: int, seed: int = 0) -> None:
         self._rates = rates
         self._pool_tokens = pool_tokens
         self._rng = random.Random(seed)  # noqa: S311  # reproducible, not secret
-        self._waiting: deque[Seat] = deque()
-        self._running: dict[Seat, None] = {}
-        self._asking: dict[Seat, None] = {}
+        self._waiting: deque[Run] = deque()
+        self._running: dict[Run, None] = {}
+        self._asking: dict[Run, None] = {}
         """The running requests that wait for their next token."""
         self._task: asyncio.Task[None] | None = None
         self._asleep = True
@@ -119,31 +113,31 @@ class Service:
         """Requests that are not taken in yet."""
         return len(self._waiting)
 
-    def enter(self, seat: Seat) -> None:
+    def enter(self, run: Run) -> None:
         """Queue for the prefill; the request is woken when its first token is due."""
-        self._waiting.append(seat)
+        self._waiting.append(run)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._serve(), name="scripted service")
 
-    def next_tokens(self, seat: Seat, count: int) -> None:
+    def next_tokens(self, run: Run, count: int) -> None:
         """Wait for the next decode step, and so many tokens of it; the request is woken then."""
-        seat.want(count)
-        self._asking[seat] = None
+        run.want(count)
+        self._asking[run] = None
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, run: Run) -> None:
         """Give the place up."""
-        self._asking.pop(seat, None)
-        if seat in self._running:
-            del self._running[seat]
-            self.used_tokens -= seat.held_tokens
-        elif seat in self._waiting:
-            self._waiting.remove(seat)
+        self._asking.pop(run, None)
+        if run in self._running:
+            del self._running[run]
+            self.used_tokens -= run.held_tokens
+        elif run in self._waiting:
+            self._waiting.remove(run)
 
     async def _serve(self) -> None:
         while self._waiting or self._running:
-            seats = list(self._admitted())
-            if seats:
-                await self._prefill(seats)
+            runs = list(self._admitted())
+            if runs:
+                await self._prefill(runs)
             else:
                 await self._step()
         self._asleep = True
@@ -155,30 +149,30 @@ class Service:
         self._asleep = False
         await asyncio.sleep(took_s * self._rng.lognormvariate(0.0, rates.spread) if rates.spread else took_s)
 
-    def _fits(self, seat: Seat) -> bool:
+    def _fits(self, run: Run) -> bool:
         """A prompt needs a page beyond itself; into an empty pool everything fits."""
-        return not self._running or self.used_tokens + seat.held_tokens + 16 <= self._pool_tokens
+        return not self._running or self.used_tokens + run.held_tokens + 16 <= self._pool_tokens
 
-    def _admitted(self) -> Iterator[Seat]:
+    def _admitted(self) -> Iterator[Run]:
         """The first of those that wait, as many as fit; beside others no more than so much prompt."""
         tokens = 0
         while self._waiting and self._fits(self._waiting[0]):
             tokens += self._waiting[0].uncached_tokens
             if self._waiting[0].uncached_tokens < tokens > MAX_PREFILL_TOKENS:
                 return
-            seat = self._waiting.popleft()
-            self._running[seat] = None
-            self.used_tokens += seat.held_tokens
-            yield seat
+            run = self._waiting.popleft()
+            self._running[run] = None
+            self.used_tokens += run.held_tokens
+            yield run
 
-    async def _prefill(self, seats: Sequence[Seat]) -> None:
+    async def _prefill(self, runs: Sequence[Run]) -> None:
         rate = self._rates.prefill_rate
-        uncached_tokens = sum(seat.uncached_tokens for seat in seats)
+        uncached_tokens = sum(run.uncached_tokens for run in runs)
         await self._pass(uncached_tokens / rate if rate else 0.0)
-        for seat in seats:
-            if seat in self._running:  # it may have left meanwhile
-                self._asking.pop(seat, None)
-                seat.wake()
+        for run in runs:
+            if run in self._running:  # it may have left meanwhile
+                self._asking.pop(run, None)
+                run.wake()
 
     async def _step(self) -> None:
         """A token for each that runs."""
@@ -187,14 +181,14 @@ class Service:
         rates = self._rates
         each_s = rates.step_per_request_s * len(self._running)
         await self._pass(each_s + rates.step_per_held_token_s * self.used_tokens)
-        for seat in [waiting for waiting in self._asking if waiting in self._running]:
-            del self._asking[seat]
-            self.used_tokens += seat.take_wanted()
-            seat.wake()
+        for run in [waiting for waiting in self._asking if waiting in self._running]:
+            del self._asking[run]
+            self.used_tokens += run.take_wanted()
+            run.wake()
 
-    def _retract(self, seat: Seat) -> None:
-        del self._running[seat]
-        self.used_tokens -= seat.held_tokens
-        seat.retract()
+    def _retract(self, run: Run) -> None:
+        del self._running[run]
+        self.used_tokens -= run.held_tokens
+        run.retract()
         self.num_retractions += 1
-        self._waiting.appendleft(seat)
+        self._waiting.appendleft(run)

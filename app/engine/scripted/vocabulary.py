@@ -58,7 +58,7 @@ def prompt_ids(messages: Iterable[Mapping[str, Any]]) -> Iterator[int]:
             yield token_id(word)
 
 
-def taken_over(token_ids: list[int], past: Sequence[Sequence[int]]) -> tuple[int, str | None]:
+def reused_runs(token_ids: list[int], past: Sequence[Sequence[int]]) -> tuple[int, str | None]:
     """The number of runs that the ids begin with, and the reason why not with all."""
     at = 0
     for turn, run in enumerate(past, start=1):

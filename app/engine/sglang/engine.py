@@ -26,12 +26,12 @@ from app.engine.request_limits import check_images
 from app.engine.sglang.allowed_args import is_speculative
 from app.engine.sglang.args import SGLangOptions, as_started
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
-from app.engine.sglang.process_work import WARM_UP, StartWork, launch_stage
-from app.engine.sglang.recovery import FIRST_PAUSE_S, MAX_PAUSE_S, Recovery
+from app.engine.sglang.process_work import WARM_UP, launch_stage
+from app.engine.sglang.recovery import Recovery
 from app.engine.sglang.run import SGLangRun
-from app.engine.sglang.watchdog import PATIENCE, StartWatchdog, watched
+from app.engine.sglang.watchdog import BUSY_FACTOR
 from app.engine.sink import GenerationStream, Tallies, TokenTally
-from app.engine.supervise import Backoff, LossCause, RestartHistory, RestartLimits
+from app.engine.supervise import LossCause, RestartHistory, RestartLimits
 from app.errors import BadRequest, EngineFailed, EngineNotReady
 from app.settings import SettingsError
 
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 THREAD = "sglang"
 """The name of the thread that launches SGLang."""
-FIRST_STARTS = 3
-"""First starts that may fail in a row. One may find a device that a process before has not let go of yet."""
 
 
 class SGLangEngine:
@@ -82,27 +80,15 @@ class SGLangEngine:
         return self._run.model
 
     async def start(self) -> None:
-        """Load the model and warm up; a failed start is repeated. Raises EngineFailed, SettingsError."""
+        """Load the model and warm up. Raises EngineFailed, SettingsError."""
         self._own_sigquit(asyncio.get_running_loop())
-        num_starts = min(FIRST_STARTS, 1 + self._limits.restarts)
-        backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
-        for number in range(1, num_starts + 1):
-            try:
-                await self._start_first()
-            except SettingsError:
-                raise
-            except Exception as exc:
-                reason = f"SGLang did not start: {type(exc).__name__}: {exc}"
-                if number == num_starts:
-                    self._health = Health.DEAD
-                    again = f" ({number} starts in a row failed)" if number > 1 else ""
-                    raise EngineFailed(reason + again) from exc
-                self.restarts.lost("failed", reason, 0)
-                await asyncio.sleep(backoff.next_s())
-            else:
-                break
-        if self.restarts.reason is not None:
-            self.restarts.recovered(0)
+        try:
+            await self._start_first()
+        except SettingsError:
+            raise
+        except Exception as exc:
+            self._health = Health.DEAD
+            raise EngineFailed(f"SGLang did not start: {type(exc).__name__}: {exc}") from exc
         self._health = Health.READY
 
     def start_stage(self) -> str:
@@ -139,7 +125,7 @@ class SGLangEngine:
         if self._run is not None and not self._run.closed:
             await self._run.aclose()
         began_s = asyncio.get_running_loop().time()
-        self._run = run = await self._start_run()
+        self._run = run = await self._start_run(self._max_restart_s())
         await run.freeze()  # the lost run is gone: what is frozen is not freed before the next loss
         self._serve(run, began_s)
 
@@ -161,12 +147,12 @@ class SGLangEngine:
         self._on_death(reason)
 
     async def _start_first(self) -> None:
-        """Start SGLang for the first time, or after first starts that failed; nothing is left of another."""
+        """Start SGLang for the first time; nothing is left of a start that failed."""
         began_s = asyncio.get_running_loop().time()
-        run = await self._start_run()
+        run = await self._start_run(self._limits.start_s)
         try:
             await run.freeze()
-            self._grammar = self._grammar or await self._start_grammar_check(run)
+            self._grammar = await self._start_grammar_check(run)
             self._serve(run, began_s)
         except BaseException:
             await asyncio.shield(run.aclose())
@@ -174,19 +160,32 @@ class SGLangEngine:
         launched = run.launched
         self._run, self._options = run, as_started(self._options, launched.tp, launched.kv_capacity_tokens)
 
-    async def _start_run(self) -> SGLangRun:
-        """Launch SGLang. Raises what `SGLangRun.start` does, and EngineFailed where it hangs."""
-        limits, self._is_launched = self._limits, False
+    async def _start_run(self, max_s: float) -> SGLangRun:
+        """Launch SGLang, in `max_s` seconds at most; 0 is any time.
+
+        Raises what `SGLangRun.start` does, and EngineFailed where it takes longer; nothing is left then.
+        """
+        self._is_launched = False
 
         def launched() -> None:
             self._is_launched = True
 
-        starting = SGLangRun.start(
-            self._options, self._thread, warm_up_hang_s=PATIENCE * limits.hang_s, on_launched=launched
-        )
-        if not (limits.hang_s or limits.start_s):
-            return await starting
-        return await watched(starting, StartWatchdog(limits.hang_s, limits.start_s, StartWork(THREAD)))
+        hang_s = BUSY_FACTOR * self._limits.hang_s
+        try:
+            async with asyncio.timeout(max_s or None) as limit:
+                return await SGLangRun.start(
+                    self._options, self._thread, warm_up_hang_s=hang_s, on_launched=launched
+                )
+        except TimeoutError as exc:
+            if not limit.expired():
+                raise
+            raise EngineFailed(f"the start hangs: it has taken {max_s:.0f} s") from exc
+
+    def _max_restart_s(self) -> float:
+        """The longest time for a restart in seconds: the last start's with a wide margin; 0 is any."""
+        limits = self._limits
+        expected_s = BUSY_FACTOR * self.restarts.start_s + limits.hang_s
+        return min(expected_s, limits.start_s or expected_s) if limits.hang_s else limits.start_s
 
     def _serve(self, run: SGLangRun, began_s: float) -> None:
         """Have `run` generate from now on, and watch it."""

@@ -30,7 +30,7 @@ MAX_JSON_CHARS = 256 * 1024
 Compiling takes time by the square of one schema's optional properties: seconds, for 3,000.
 """
 JSON_KINDS = frozenset({"json_schema", "structural_tag"})
-WALKS_TOKENS = (64, 512)
+WALK_TOKENS = (64, 512)
 """Tokens that a grammar is walked ahead: the least of these that covers the answer, or the last."""
 MAX_VERDICTS = 4096
 ADVICE = "Make repetitions bounded and smaller, nest fewer of them, and let no text match in two ways."
@@ -176,7 +176,7 @@ def _grammar(sampling: Mapping[str, Any], param: str | None) -> _Grammar | None:
 
 
 def _walk_tokens(max_tokens: int | None) -> int:
-    return next((tokens for tokens in WALKS_TOKENS if max_tokens and max_tokens <= tokens), WALKS_TOKENS[-1])
+    return next((tokens for tokens in WALK_TOKENS if max_tokens and max_tokens <= tokens), WALK_TOKENS[-1])
 
 
 def _key(grammar: _Grammar, tokens: int) -> bytes:

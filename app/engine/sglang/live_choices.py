@@ -2,15 +2,14 @@
 
 A choice outlives the engine that generates it. It keeps the token ids that its sink has taken, so that
 another engine can continue behind them (app.engine.sglang.patches.continued_requests). That engine hands over
-all of the answer again; a `Replay` drops what the sink has already, or, where the sink is new, hands it over
-in the steps in which it was generated.
+all of the answer again; a `Replay` drops what the sink has already.
 """
 
 from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -18,9 +17,6 @@ from app.core import Counts
 from app.engine.sink import ChoiceSink, TokenTally
 from app.errors import ServingError
 
-BROKEN = "\ufffd"
-MAX_CHARACTER_TOKENS = 8
-"""Tokens that one character may take; longer broken runs are no character."""
 PROGRESS_TOKENS = 8
 """New tokens after which a choice is not what an engine died of; one that is may get a few."""
 ABORTED = {"type": "abort"}
@@ -29,9 +25,6 @@ Finish = dict[str, Any] | None
 Step = tuple[Any, int]
 """SGLang's batch, and the choice's row in it; logprobs are read there."""
 NO_STEP: Step = (None, 0)
-
-Decode = Callable[[Sequence[Sequence[int]]], list[str]]
-"""Makes of each run of token ids its text."""
 
 _numbers = itertools.count()
 
@@ -191,9 +184,8 @@ class OutputMismatch(Exception):  # an event of the engine, no error of this pro
 class Replay:
     """The beginning of a choice whose engine was asked to continue it; for the first step, mostly."""
 
-    def __init__(self, choice: LiveChoice, decode: Decode) -> None:
+    def __init__(self, choice: LiveChoice) -> None:
         self.choice = choice
-        self._decode = decode
         self._awaited = choice.known_ids
         self._drop_chars = choice.num_chars
         self._first = choice.sink.counts if choice.ids else None
@@ -210,8 +202,11 @@ class Replay:
             if list(token_ids[: len(awaited)]) != list(awaited):
                 raise OutputMismatch("other token ids than before")
             token_ids, self._awaited = token_ids[len(awaited) :], ()
-            if not choice.ids:
-                text = self._hand_over(awaited, text, counts)
+            if not choice.ids:  # a new sink has a step of what was generated before, which has no logprobs
+                reasoning = min(counts.reasoning_tokens, len(awaited))
+                earlier = counts._replace(completion_tokens=len(awaited), reasoning_tokens=reasoning)
+                choice.take(text, awaited, None, earlier, NO_STEP)
+                text = ""
         num_ids = len(choice.ids) + len(token_ids)
         if num_ids != counts.completion_tokens:
             raise OutputMismatch(f"{num_ids} token ids, and a count of {counts.completion_tokens}")
@@ -221,34 +216,3 @@ class Replay:
             prompt_tokens, _, cached_tokens, _ = self._first
             counts = counts._replace(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
         choice.take(text[dropped:], token_ids, finish, counts, step)
-
-    def _hand_over(self, token_ids: Sequence[int], text: str, counts: Counts) -> str:
-        """Give a new sink the first ids, in the steps of their generation; returns the rest of the text."""
-        choice, start = self.choice, 0
-        for step_ids, step_text in steps(token_ids, text, self._decode):
-            num_ids = len(choice.ids) + len(step_ids)
-            reasoning = min(counts.reasoning_tokens, num_ids)
-            so_far = counts._replace(completion_tokens=num_ids, reasoning_tokens=reasoning)
-            choice.take(step_text, step_ids, None, so_far, NO_STEP)
-            start += len(step_text)
-        return text[start:]
-
-
-def steps(token_ids: Sequence[int], text: str, decode: Decode) -> Iterator[tuple[list[int], str]]:
-    """All ids with the text that each adds, as far as that is the beginning of `text`.
-
-    A character's tokens stay together. Ids whose text is not the next of `text`, as those of a stop
-    string that is cut away, are the last step, without text.
-    """
-    chars, first, singles = 0, 0, decode([[token_id] for token_id in token_ids])
-    for end in range(1, len(token_ids) + 1):
-        ids = list(token_ids[first:end])
-        step_text = singles[first] if len(ids) == 1 else decode([ids])[0]
-        if BROKEN in step_text and len(ids) < MAX_CHARACTER_TOKENS:
-            continue
-        if not text.startswith(step_text, chars):
-            break
-        yield ids, step_text
-        chars, first = chars + len(step_text), end
-    if first < len(token_ids):
-        yield list(token_ids[first:]), ""

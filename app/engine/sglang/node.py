@@ -10,12 +10,12 @@ module does so on its node: each start is a process, and its end is followed by 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -37,48 +37,28 @@ def check_rank(options: SGLangOptions, rank: int) -> None:
         )
 
 
-async def keep_running(options: SGLangOptions, rank: int) -> int:
-    """Start the ranks, again after each end, until SIGTERM or SIGINT; returns the exit status."""
-    check_rank(options, rank)
-    loop = asyncio.get_running_loop()
-    running = asyncio.create_task(_run_until_settings_fail(options, rank))
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, lambda: running.cancelling() or running.cancel())
-    try:
-        await asyncio.wait({running})
-        return 0 if running.cancelled() else running.result()
-    finally:
-        running.cancel()
-        await asyncio.wait({running})
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(signum)
+def keep_running(options: SGLangOptions, rank: int) -> int:
+    """Start the ranks, again after each end; returns the status of a start whose settings cannot work.
 
-
-async def _run_until_settings_fail(options: SGLangOptions, rank: int) -> int:
-    while (ended := await _run_once(options, rank)) != EXIT_CONFIG:
-        sys.stderr.write(f"tokenring: the ranks of node {rank} ended with status {ended}\n")
-        await asyncio.sleep(PAUSE_S)
-    return ended
-
-
-async def _run_once(options: SGLangOptions, rank: int) -> int:
-    """One start of the ranks, until they end: the status of its process.
-
-    The process is gone then, also where this is cancelled.
+    SIGTERM and SIGINT end this process with status 0. Raises SettingsError.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "app.engine.sglang.node"),
-        stdin=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        spec = {"options": options.as_dict(), "rank": rank, "parent": os.getpid()}
-        await process.communicate(json.dumps(spec).encode())
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # the whole group: its ranks end with it
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    return process.returncode or 0
+    check_rank(options, rank)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: sys.exit(0))
+    while (status := _run_once(options, rank)) != EXIT_CONFIG:
+        sys.stderr.write(f"tokenring: the ranks of node {rank} ended with status {status}\n")
+        time.sleep(PAUSE_S)
+    return status
+
+
+def _run_once(options: SGLangOptions, rank: int) -> int:
+    """One start of the ranks, in a process that ends with the first of them: its status."""
+    spec = {"options": options.as_dict(), "rank": rank, "parent": os.getpid()}
+    command = [sys.executable, "-m", "app.engine.sglang.node"]
+    # In a group of its own, which Ctrl-C does not reach. Where this is interrupted, it is killed.
+    return subprocess.run(  # noqa: S603  # this program
+        command, input=json.dumps(spec).encode(), start_new_session=True, check=False
+    ).returncode
 
 
 def main() -> None:

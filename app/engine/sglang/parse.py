@@ -138,7 +138,8 @@ class ParsedChoice:
             self._out.fail(error)
             return
         try:
-            fragments = list(self._fragments(text, finish["type"] if finish else None))
+            finish_type = finish["type"] if finish else None
+            fragments = list(self._fragments(text, finish_type, gathered=len(token_ids) > 1))
             logprobs = self._logprobs(batch, row) if self._request.logprobs else None
         except Exception as exc:  # noqa: BLE001  # SGLang's parsers raise anything
             self._out.put(Delta(self.index, "text", "", token_ids, counts))  # generated all the same
@@ -179,7 +180,7 @@ class ParsedChoice:
         reason = FINISH_REASONS[finish["type"]]
         return "tool_calls" if reason == "stop" and self._called_tools else reason
 
-    def _fragments(self, text: str, finish_type: str | None) -> Iterator[_Fragment]:
+    def _fragments(self, text: str, finish_type: str | None, *, gathered: bool) -> Iterator[_Fragment]:
         if self._reads_reasoning:
             thought, text = self._chat._process_reasoning_stream(  # noqa: SLF001
                 self.index, text, self._reasoning, {}, self._request, finish_type
@@ -187,15 +188,15 @@ class ParsedChoice:
             if thought:
                 yield _Fragment("reasoning", thought)
         if self._reads_tools:
-            yield from self._tool_fragments(text, finish_type)
+            yield from self._tool_fragments(text, finish_type, gathered=gathered)
         elif text:
             yield _Fragment("text", text)
 
-    def _tool_fragments(self, text: str, finish_type: str | None) -> Iterator[_Fragment]:
+    def _tool_fragments(self, text: str, finish_type: str | None, *, gathered: bool) -> Iterator[_Fragment]:
         if self._tools is None:
             self._tools = self._tool_parser()
             self._before_call = _TextBeforeCall(getattr(self._tools, "detector", None))
-        gathered = bool(self._unparsed) or finish_type is not None
+        gathered = gathered or bool(self._unparsed) or finish_type is not None
         self._unparsed += text
         if finish_type is None and len(self._unparsed) * REPARSE_FRACTION < self._unfinished():
             return

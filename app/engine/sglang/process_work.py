@@ -1,4 +1,4 @@
-"""The work of the processes that this one starts: processor time, bytes, and the stage of a start.
+"""The processes that this one starts: their processor time, and the stage of a start.
 
 Everything here blocks: it reads the table of all processes, which takes some 50 us for each of them.
 """
@@ -6,16 +6,10 @@ Everything here blocks: it reads the table of all processes, which takes some 50
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import psutil
 
-IDLE_CPU_SHARE = 0.01
-"""Share of a core below which processes do not compute; idle ones of SGLang take 0.2%."""
-MIN_CPU_S = 0.05
-"""Processor time that counts, however short the silence: a few ticks of the kernel's clock."""
 COMPILERS = frozenset(
     {"nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja", "cc1plus", "c++", "g++", "gcc", "clang"}
 )
@@ -25,48 +19,6 @@ COMPILE = "compiling kernels"
 IMPORT = "importing SGLang"
 LOAD = "loading the weights and setting up KV memory"
 WARM_UP = "warming up"
-
-
-class Work(NamedTuple):
-    """The work of a start so far: its processes, their processor time, and the bytes that they moved."""
-
-    pids: frozenset[int]
-    cpu_s: float
-    num_bytes: int
-
-
-UNSEEN = Work(frozenset(), 0.0, 0)
-
-
-class StartWork:
-    """The work of what this process starts from now on, and of its threads whose names begin so."""
-
-    def __init__(self, thread_name: str) -> None:
-        self._process = psutil.Process()
-        self._thread_name = thread_name
-        self._older = set[int]()
-        with contextlib.suppress(psutil.Error):  # then nothing is seen later either
-            self._older.update(child.pid for child in self._process.children(recursive=True))
-
-    def __call__(self) -> Work:
-        """All of it so far."""
-        pids, cpu_s, num_bytes = set[int](), 0.0, 0
-        for child in started_by([self._process.pid]):
-            if child.pid in self._older:
-                continue
-            with contextlib.suppress(psutil.Error), child.oneshot():
-                cpu_s += sum(child.cpu_times()[:4])  # with what it has awaited, as short runs of compilers
-                pids.add(child.pid)
-                moved = child.io_counters()  # last, as not every container shows it
-                num_bytes += moved.read_chars + moved.write_chars + moved.read_bytes
-        named = [t.native_id for t in threading.enumerate() if t.name.startswith(self._thread_name)]
-        cpu_s += sum(t.user_time + t.system_time for t in self._process.threads() if t.id in named)
-        return Work(frozenset(pids), cpu_s, num_bytes)
-
-
-def has_computed(cpu_s: float, since_s: float) -> bool:
-    """True if processes that took so much processor time in `since_s` seconds have done more than wait."""
-    return cpu_s >= max(MIN_CPU_S, IDLE_CPU_SHARE * since_s)
 
 
 def started_cpu_s(pids: Iterable[int]) -> float:

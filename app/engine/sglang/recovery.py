@@ -25,10 +25,10 @@ from app.errors import EngineFailed
 
 POLL_S = 0.02
 """Seconds between two looks at what a choice has generated; nothing is spent on it per token."""
-OPENING_TOKENS = 16_384
+MAX_PREFILL_TOKENS = 16_384
 """Tokens of prompts and answers that may be on their way into the engine at once."""
-OPENING_S = 5.0
-"""Seconds after which choices are sent, although those before them have not begun."""
+PREFILL_WAIT_S = 5.0
+"""Seconds after which choices are sent, although the prompts of those before them are not read."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 ENDED = "The engine ended each time that this request was generated, so it was not sent again."
 
@@ -128,20 +128,20 @@ class Recovery:
     async def _resume(self) -> int:
         """Send all that wait, and those that begin to wait meanwhile; returns how many. Raises EngineLost."""
         resumed = await self._try_suspects()
-        opening = deque[LiveChoice]()
+        prefilling = deque[LiveChoice]()
         since_s = self._clock_s()
         while self._live.waiting:
             choice = next(iter(self._live.waiting.values()))
-            while opening and sum(each.num_tokens for each in [*opening, choice]) > OPENING_TOKENS:
-                if self._begun(opening[0]):
-                    opening.popleft()
+            while prefilling and sum(each.num_tokens for each in [*prefilling, choice]) > MAX_PREFILL_TOKENS:
+                if self._has_prefilled(prefilling[0]):
+                    prefilling.popleft()
                     since_s = self._clock_s()
-                elif self._clock_s() - since_s > OPENING_S:
+                elif self._clock_s() - since_s > PREFILL_WAIT_S:
                     break
                 else:
                     await self._wait()
             await self._submit(choice)
-            opening.append(choice)
+            prefilling.append(choice)
             resumed += 1
         return resumed
 
@@ -176,7 +176,7 @@ class Recovery:
         if self._is_lost:
             raise EngineLost
 
-    def _begun(self, choice: LiveChoice) -> bool:
+    def _has_prefilled(self, choice: LiveChoice) -> bool:
         """True if the engine has read a choice's prompt."""
         rid = choice.rid
         return rid not in self._live.replaying and (rid not in self._live.running or bool(choice.ids))

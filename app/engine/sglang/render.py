@@ -30,7 +30,6 @@ from app.engine.sglang.constraints import check_kept, mend_grammar, prepare_tool
 from app.engine.sglang.patches.chat import MeasuredChat, PromptTooLong
 from app.engine.sglang.splice import Splice, splice
 from app.engine.sglang.tokenizer import TokenizerText
-from app.engine.token_bound import TokenBound, token_bound
 from app.errors import BadRequest, ContextOverflow, InternalError, ServingError, UnsupportedParameter
 
 Capability = Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]
@@ -52,6 +51,10 @@ SEEDS = 2**64
 """SGLang keeps a batch's seeds in an int64 tensor; a number that it does not hold ends the scheduler."""
 MAX_TOOLS_BYTES = 1024**2
 """Bytes of JSON: as text it would fill a context of 250,000 tokens. SGLang's check takes 2 us a byte."""
+BEGINNING_CHARS = 8
+"""Characters of a text's beginning for each token that fits; text hardly ever has as many in a token."""
+CUT_TOKENS = 256
+"""Tokens that a beginning may have more than the same characters in the whole text: those of a cut word."""
 PARAM_OF_SAMPLING = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -163,7 +166,6 @@ class Renderer:
         if getattr(chat.tokenizer_manager, "mm_processor", None) is not None:
             chat = _with_own_tokenizer(chat)
         self._limits = limits
-        self._bound = _token_bound(chat.tokenizer_manager.tokenizer)
         self._chat = MeasuredChat(chat, self._check_length)
         several = getattr(chat.tokenizer_manager.tokenizer, "is_fast", False)
         self._converting: AbstractContextManager[Any] = nullcontext() if several else threading.Lock()
@@ -243,7 +245,11 @@ class Renderer:
         return [*preface, *raw.token_ids]
 
     def _check_length(self, prompt: str) -> None:
-        self._limits.check_least(self._bound.over(prompt, self._limits.max_prompt_tokens))
+        """Raise ContextOverflow if the beginning of a text is too long already, before all is tokenized."""
+        num_chars = BEGINNING_CHARS * self._limits.max_prompt_tokens
+        while num_chars < len(prompt):
+            self._limits.check_least(len(self._text.encode(prompt[:num_chars])) - CUT_TOKENS)
+            num_chars *= 2
 
     def _convert(
         self, body: dict[str, Any], request: ChatRequest
@@ -266,7 +272,7 @@ class Renderer:
                 internal.sampling_params["skip_special_tokens"] = body.get("skip_special_tokens", True)
             self._check_sampling(internal.sampling_params, strict=request.strict)
             mend_grammar(internal.sampling_params, chat_request, self._chat)
-            spliced = self._take_over(internal, request.past)
+            spliced = self._splice_past(internal, request.past)
         except PromptTooLong as exc:
             raise exc.overflow from None
         except ServingError:
@@ -281,7 +287,7 @@ class Renderer:
         )
         return internal, chat_request, spliced
 
-    def _take_over(self, internal: Any, past: Sequence[Sequence[int]]) -> Splice:
+    def _splice_past(self, internal: Any, past: Sequence[Sequence[int]]) -> Splice:
         """Put past runs in place of the ids rendered for them, where there are any."""
         if internal.contains_mm_input():
             return Splice((), 0, "media" if past else None)
@@ -370,14 +376,6 @@ def _with_own_tokenizer(chat: OpenAIServingChat) -> OpenAIServingChat:
     chat.tokenizer_manager = copy(chat.tokenizer_manager)
     chat.tokenizer_manager.tokenizer = deepcopy(chat.tokenizer_manager.tokenizer)
     return chat
-
-
-def _token_bound(tokenizer: Any) -> TokenBound:
-    """None for tokenizers that are not of the `tokenizers` library."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return TokenBound()
-    return token_bound(backend.to_str(), backend.normalizer and backend.normalizer.normalize_str)
 
 
 def _copied(value: Any) -> Any:

@@ -19,7 +19,7 @@ from app.safety.prompt.remembered import JudgedTexts
 from app.safety.session.recorder import RequestRecords, as_enforced
 from app.safety.session.service import SafetyService
 from app.safety.session.session import AnswerScreen, PastTurns, SafetySession, SessionOf
-from app.safety.stream.steering import Steering, steering_of
+from app.safety.stream.answer_context import AnswerContext, answer_context_of
 from app.safety.stream.stream_screen import Screening
 from app.safety.text.turns import Message, Turns, conversation_of, read_request, text_of
 from app.safety.verdict import ScreenFailed, Verdict, as_state, from_state, stricter
@@ -37,7 +37,7 @@ class ScreenedSession(SafetySession):
         self._policy: Policy = service.policies.current.at_level(level)
         self._judged: JudgedTexts = service.judged.of(request.owner, self._policy.hash)
         self._turns = Turns([], [])
-        self._steering = Steering()
+        self._answer_context = AnswerContext()
         self._guarded: Sequence[Message] = ()
         self._refused_turn: NewTurn | None = None
         """The turn that is to be stored if its prompt is refused; None where the journal stores it."""
@@ -102,7 +102,7 @@ class ScreenedSession(SafetySession):
             judged.watched_by(turns.recent)  # hashes them now, as they will be looked up on the loop
             return turns, conversation_of(body, judged, past.from_store) if guarded else ()
 
-        self._steering = steering_of(body, body["messages"], is_raw=request.raw is not None)
+        self._answer_context = answer_context_of(body, body["messages"], is_raw=request.raw is not None)
         if past.num_bytes <= LARGE_BYTES:
             self._turns, self._guarded = read()
         else:
@@ -193,7 +193,7 @@ class ScreenedSession(SafetySession):
                 verdict.harm,
                 self._policy,
                 owner=self.request.owner,
-                steering=self._steering,
+                context=self._answer_context,
                 scores_wanted=self.request.moderated,
                 on_broken=broke,
                 fail_open=service.fail_open,

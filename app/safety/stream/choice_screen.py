@@ -14,9 +14,9 @@ from enum import Enum
 
 from app.core import Channel, Counts, Delta
 from app.safety.policies.policy import Policy
+from app.safety.stream.answer_context import AnswerContext
 from app.safety.stream.answer_review import AnswerClassifier, AnswerReview
 from app.safety.stream.span_reader import EVERYWHERE, MatchState, Position, SpanReader
-from app.safety.stream.steering import Steering
 from app.safety.text.escapes import unescape
 from app.safety.text.hard_list import HardList
 from app.safety.thresholds import MIN_SPAN_CHARS, READ_AT_ONCE_TOKENS
@@ -54,7 +54,7 @@ class StreamTerms:
     """The state of the hard list after the text that stands in front of the answer."""
     continued: str
     """The text that the answer continues, which the classifier reads first."""
-    steering: Steering
+    context: AnswerContext
     prior: float
     """The harm of the prompt."""
     watched: bool
@@ -245,8 +245,8 @@ class ChoiceScreen:
         """True if the request, and not the model, may have set where the answer ends."""
         if last.finish_reason not in ("stop", "tool_calls"):
             return True
-        steering, stop = self._terms.steering, last.matched_stop
-        return steering.steered or isinstance(stop, str) or stop in steering.stop_ids
+        context, stop = self._terms.context, last.matched_stop
+        return context.has_forced_end or isinstance(stop, str) or stop in context.stop_ids
 
     def break_off(self) -> Sequence[Delta]:
         """Take out what may be released of a choice that ends here without a last delta."""

@@ -20,10 +20,10 @@ from dataclasses import replace
 
 from app.core import Delta
 from app.safety.policies.policy import Policy
+from app.safety.stream.answer_context import AnswerContext
 from app.safety.stream.answer_review import AnswerClassifier, Review
 from app.safety.stream.choice_screen import CLEAR, HELD, REVIEW, ChoiceScreen, StreamTerms
 from app.safety.stream.span_reader import match_state
-from app.safety.stream.steering import Steering
 from app.safety.text.hard_list import compiled
 from app.safety.thresholds import CONTINUED_CHARS
 from app.safety.verdict import Scores, ScreenBusy, ScreenFailed, Verdict
@@ -55,7 +55,7 @@ class StreamScreen:
         policy: Policy,
         *,
         owner: str = "",
-        steering: Steering = Steering(),  # noqa: B008  # a tuple
+        context: AnswerContext = AnswerContext(),  # noqa: B008  # a tuple
         scores_wanted: bool = False,
         on_broken: Callable[[Exception], None] = lambda _exc: None,
         fail_open: bool = False,
@@ -67,9 +67,9 @@ class StreamScreen:
             classifier=self._classifier,
             policy=policy,
             hard_list=self._hard_list,
-            match=match_state(self._hard_list, steering.last_said),
-            continued=steering.last_said[-CONTINUED_CHARS:] if steering.continues else "",
-            steering=steering,
+            match=match_state(self._hard_list, context.preceding_text),
+            continued=context.preceding_text[-CONTINUED_CHARS:] if context.continues else "",
+            context=context,
             prior=prior,
             watched=watched,
             scores_wanted=scores_wanted,

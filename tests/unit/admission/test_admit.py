@@ -464,12 +464,12 @@ async def test_a_request_is_let_in_to_one_replica_s_pool() -> None:
     world.admission.poll()
     prompt = Prompt([1], 1, None)
     first, second = await world.admit(600), await world.admit(600)
-    assert [ticket.placed(prompt).replica for ticket in (first, second)] == [0, 1]
+    assert [ticket.with_replica(prompt).replica for ticket in (first, second)] == [0, 1]
     third = world.later(500)
     await settled(third)
     assert not third.done()
     second.release()
-    assert (await third).placed(prompt).replica == 1
+    assert (await third).with_replica(prompt).replica == 1
     for ticket in (first, await third):
         ticket.release()
     assert world.admission.scheduler.kv_budget.committed_tokens == 0

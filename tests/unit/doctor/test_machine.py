@@ -13,12 +13,10 @@ import pytest
 from app.doctor import machine
 from app.doctor.subject import GIB
 
-LINKED = "\tGPU0\tGPU1\nGPU0\t X \t{link}\nGPU1\t{link}\t X \n"
-
 
 def test_a_machine_without_a_gpu_has_no_gpu_faults(fake: Any) -> None:
     """What only a GPU needs is not applicable on a CPU."""
-    checks = (machine.gpu, machine.driver, machine.nvlink, machine.numa, machine.compilers, machine.caches)
+    checks = (machine.gpu, machine.driver, machine.compilers, machine.caches)
     assert {check(fake.subject).status for check in checks} == {"not_applicable"}
 
 
@@ -86,37 +84,6 @@ def test_the_driver_s_version(fake: Any, version: str, compat: bool, status: str
         (fake.root / "usr/local/cuda/compat").mkdir(parents=True)
     finding = machine.driver(fake.subject)
     assert (finding.status, "580" in finding.advice) == (status, status != "ok")
-
-
-@pytest.mark.parametrize(("link", "status"), [("NV18", "ok"), ("SYS", "warning")])
-def test_the_links_between_gpus(fake: Any, link: str, status: str) -> None:
-    """GPUs that share a model without NVLink are a warning; alone, or with tp 1, they need no link."""
-    fake.gpus(2, then=f"printf '{LINKED.format(link=link)}'")
-    fake.settings["tp"] = 0
-    finding = machine.nvlink(fake.subject)
-    assert (finding.status, link in finding.detail) == (status, True)
-    fake.settings["tp"] = 1
-    assert machine.nvlink(fake.subject).status == "not_applicable"
-
-
-@pytest.mark.parametrize(
-    ("script", "status", "advice"),
-    [
-        (None, "warning", "install numactl"),
-        ("echo 'set_mempolicy: Operation not permitted'; exit 1", "warning", "SYS_NICE"),
-        ("exit 0", "ok", ""),
-    ],
-    ids=["missing", "forbidden", "works"],
-)
-def test_numa_binding(fake: Any, script: str | None, status: str, advice: str) -> None:
-    """With two NUMA nodes ranks are bound by numactl, which a container may forbid."""
-    fake.gpus(2)
-    for node in ("node0", "node1"):
-        fake.file(f"sys/devices/system/node/{node}/cpulist", "0-3")
-    if script is not None:
-        fake.program("numactl", script)
-    finding = machine.numa(fake.subject)
-    assert (finding.status, advice in finding.advice) == (status, True)
 
 
 @pytest.mark.parametrize(
@@ -187,11 +154,11 @@ def test_caches_that_cannot_be_written(fake: Any, monkeypatch: pytest.MonkeyPatc
     """A cache in a folder of somebody else is a failure that names the variable."""
     fake.gpus(1)
     theirs = fake.file("theirs/file").parent
-    fake.environ["SGLANG_JIT_CACHE_DIR"] = str(theirs / "jit")
+    fake.environ["SGLANG_CACHE_DIR"] = str(theirs / "jit")
     # Root may write everywhere, so the system's answer is given here.
     monkeypatch.setattr("app.doctor.machine.os.access", lambda path, _: path != theirs)
     finding = machine.caches(fake.subject)
-    assert (finding.status, f"SGLANG_JIT_CACHE_DIR ({theirs}/jit)" in finding.detail) == ("failure", True)
+    assert (finding.status, f"SGLANG_CACHE_DIR ({theirs}/jit)" in finding.detail) == ("failure", True)
     assert "HF_HOME" not in finding.detail
 
 

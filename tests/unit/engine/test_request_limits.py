@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
-from app.core import ChatRequest
+from app.core import ChatRequest, ModelCard
 from app.engine.request_limits import answer_budget, check_text_only
-from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import BadRequest, ContextOverflow
 
-MODEL = ScriptedEngine(Script(context=100)).model
+MODEL = ModelCard("model", 100, 6400, 99, frozenset())
 
 
 def request(messages: list[dict[str, Any]]) -> ChatRequest:

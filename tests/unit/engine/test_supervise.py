@@ -20,7 +20,7 @@ from app.engine.supervise import (
     history_of,
     supervise,
 )
-from app.errors import EngineFailed, EngineNotReady
+from app.errors import EngineFailed
 from tests.support.sse_client import until
 
 
@@ -164,45 +164,36 @@ def test_an_engine_that_does_not_start_itself_has_an_empty_history() -> None:
 
 
 class Fussy(ScriptedEngine):
-    """Starts when it is let, or fails to; knows whether it was closed."""
+    """Starts when it is let, or fails to."""
 
-    def __init__(self, on_death: Callable[[str], None], fails: str) -> None:
+    def __init__(self, on_death: Callable[[str], None]) -> None:
         super().__init__(Script(tokens=3), name="small", on_death=on_death)
         self.may_start = asyncio.Event()
-        self.fails = fails
-        self.closed = False
+        self.fails = ""
+        self.num_starts = 0
 
     async def start(self) -> None:
+        self.num_starts += 1
         await self.may_start.wait()
         if self.fails:
             raise EngineFailed(self.fails)
         await super().start()
 
-    async def aclose(self) -> None:
-        self.closed = True
-        await super().aclose()
-
 
 class World:
-    """A standby and the engines that it has made."""
+    """An engine that is supervised."""
 
     def __init__(self) -> None:
-        self.made: list[Fussy] = []
-        self.fails = ""
-        self.broken = ""
-        self.standby = SupervisedEngine("small", self._make, first_pause_s=0.001)
+        self.supervised = SupervisedEngine("small", self._make, first_pause_s=0.001)
 
     def _make(self, on_death: Callable[[str], None]) -> Fussy:
-        if self.broken:
-            raise FileNotFoundError(self.broken)
-        self.made.append(Fussy(on_death, self.fails))
-        return self.made[-1]
+        self.engine = Fussy(on_death)
+        return self.engine
 
-    async def another(self, number: int) -> Fussy:
-        """The engine of that number, let start."""
-        await until(lambda: len(self.made) >= number)
-        self.made[number - 1].may_start.set()
-        return self.made[number - 1]
+    async def ready(self) -> None:
+        """Let it start, and wait for that."""
+        self.engine.may_start.set()
+        await until(lambda: self.supervised.state == "ready")
 
 
 @pytest.fixture
@@ -210,74 +201,51 @@ async def world() -> AsyncIterator[World]:
     """Nothing started yet."""
     made = World()
     yield made
-    await made.standby.aclose()
-
-
-def asked() -> ChatRequest:
-    """A request."""
-    return ChatRequest("r", "ann", "small", {"messages": [{"role": "user", "content": "hi"}]}, 0)
+    await made.supervised.aclose()
 
 
 async def test_nobody_waits_for_its_start(world: World) -> None:
-    """Until then it takes nothing, and has a name but no model."""
-    await world.standby.start()
-    assert (world.standby.health(), world.standby.state) == (Health.STARTING, "starting")
-    with pytest.raises(EngineNotReady, match="'small' is starting"):
-        await world.standby.render(asked())
-    await world.another(1)
-    await until(lambda: world.standby.health() is Health.READY)
-    assert (world.standby.model.id, world.standby.state) == ("small", "ready")
-
-
-async def test_one_that_cannot_even_be_made_is_tried_again(world: World) -> None:
-    """What is wrong may be mended meanwhile: a command that is not there, a file."""
-    world.broken = "not found"
-    await world.standby.start()
-    await until(lambda: world.standby.num_failures > 0)
-    assert world.standby.state == "down: FileNotFoundError"
-    world.broken = ""
-    await world.another(1)
-    await until(lambda: world.standby.health() is Health.READY)
+    """It has a name and a state meanwhile."""
+    await world.supervised.start()
+    assert (world.supervised.name, world.supervised.state) == ("small", "starting")
+    await world.ready()
+    assert world.supervised.num_failures == 0
 
 
 async def test_a_start_that_fails_is_tried_again(world: World) -> None:
-    """The reason is told meanwhile, and what had begun is closed."""
-    world.fails = "no memory"
-    await world.standby.start()
-    first = await world.another(1)
-    await until(lambda: len(world.made) == 2)
-    assert world.standby.state == "down: no memory"
-    assert first.closed
-    world.made[1].fails = ""
-    await world.another(2)
-    await until(lambda: world.standby.state == "ready")
-    assert world.standby.num_failures == 1
+    """The reason is told meanwhile."""
+    world.engine.fails = "no memory"
+    world.engine.may_start.set()
+    await world.supervised.start()
+    await until(lambda: world.supervised.num_failures > 0)
+    assert world.supervised.state == "down: no memory"
+    world.engine.fails = ""
+    await world.ready()
+    assert world.supervised.num_failures == world.engine.num_starts - 1
 
 
-async def test_the_next_takes_the_place_of_a_dead_one(world: World) -> None:
-    """Until it has started the dead one is asked what was handed over; then that is closed."""
-    await world.standby.start()
-    first = await world.another(1)
-    await until(lambda: world.standby.health() is Health.READY)
-    prompt = await world.standby.render(asked())
-    deltas = world.standby.generate("r", prompt)
+async def test_a_dead_one_is_started_again(world: World) -> None:
+    """It is asked for what it has handed over all the same; what runs on it fails."""
+    await world.supervised.start()
+    await world.ready()
+    request = ChatRequest("r", "ann", "small", {"messages": [{"role": "user", "content": "hi"}]}, 0)
+    deltas = world.engine.generate("r", await world.engine.render(request))
     await anext(deltas)
-    first.die("killed")
-    assert (world.standby.health(), world.standby.state) == (Health.STARTING, "down: killed")
+    world.engine.may_start.clear()
+    world.engine.die("killed")
+    assert world.supervised.state == "down: killed"
     with pytest.raises(EngineFailed):
         await anext(deltas)
-    assert world.standby.pop_emitted_tokens("r") == 1
-    await world.another(2)
-    await until(lambda: world.standby.health() is Health.READY)
-    assert first.closed
+    assert world.engine.pop_emitted_tokens("r") == 1
+    await world.ready()
+    assert (world.engine.num_starts, world.supervised.num_failures) == (2, 1)
 
 
 async def test_what_is_closed_starts_no_more(world: World) -> None:
     """In the middle of a start too."""
-    await world.standby.start()
-    await until(lambda: len(world.made) == 1)
-    await world.standby.aclose()
-    assert world.made[0].closed
-    assert world.standby.health() is Health.DEAD
-    await world.standby.aclose()
-    assert len(world.made) == 1
+    await world.supervised.start()
+    await until(lambda: world.engine.num_starts == 1)
+    await world.supervised.aclose()
+    assert world.engine.health() is Health.DEAD
+    await world.supervised.aclose()
+    assert world.engine.num_starts == 1

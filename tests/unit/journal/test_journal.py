@@ -184,7 +184,7 @@ async def test_reservation_lingers_for_at_most_half_the_time_that_the_last_ones_
     monkeypatch.setattr(world.database, "submit", noted)
     for number, lead_s in enumerate((0.016, 0.016, 0.001, 8.0, 0.0)):
         stream = world.stream(asked())
-        request = stream.request.placed(cache_salt=str(number))
+        request = stream.request.with_placement(cache_salt=str(number))
         entry = await world.journal.reserve(LoadedTurn(request), PROMPT, stream, {})
         clock.now_s += lead_s
         if number == 0:

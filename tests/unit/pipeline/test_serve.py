@@ -185,7 +185,7 @@ async def test_length_that_the_server_shortened_gives_way_to_the_context(world: 
     world.engine.render_errors = [ContextOverflow("too long")]
     world.engine.say("a")
     world.engine.finish()
-    stream = await world.serve(asked(max_tokens=5).placed(length_capped=True))
+    stream = await world.serve(asked(max_tokens=5).with_placement(length_capped=True))
     assert text_of(stream) == "a"
     assert [request.max_tokens for request in world.engine.rendered] == [5, None]
 
@@ -200,7 +200,7 @@ async def test_length_that_the_caller_asked_for_is_kept(world: Generations):
 async def test_prompt_that_is_too_long_without_a_length_is_refused(world: Generations):
     """The second rendering says so."""
     world.engine.render_errors = [ContextOverflow("too long"), ContextOverflow("too long")]
-    await refused(world, ContextOverflow, request=asked(max_tokens=5).placed(length_capped=True))
+    await refused(world, ContextOverflow, request=asked(max_tokens=5).with_placement(length_capped=True))
 
 
 async def test_reservation_that_fails_is_a_status_while_the_store_is_known_to_fail(world: Generations):

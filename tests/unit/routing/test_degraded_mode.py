@@ -192,9 +192,9 @@ def test_the_small_model_takes_what_it_can(world: World, step: Step) -> None:
 def test_the_small_model_takes_no_conversation_with_images_that_it_cannot_read(world: World) -> None:
     """They are in its history, not in the request."""
     world.mode.step = Step.SMALL
-    assert world.mode.apply(asked(), 100, small=SMALL, so_far=BranchSummary(images=True)).model == "large-70b"
+    assert world.mode.apply(asked(), 100, small=SMALL, branch=BranchSummary(images=True)).model == "large-70b"
     assert (
-        world.mode.apply(asked(), 100, small=SMALL, so_far=BranchSummary("large-70b", 9, 1)).model
+        world.mode.apply(asked(), 100, small=SMALL, branch=BranchSummary("large-70b", 9, 1)).model
         == "small-1b"
     )
 

@@ -154,22 +154,22 @@ def test_a_key_s_only_model_answers(router: Router) -> None:
 
 def test_a_conversation_stays_with_the_large_model(router: Router) -> None:
     """Its prefix is cached there, and its answers are like each other; from small to large it may go."""
-    assert router.route(asked("Thanks!"), 30, so_far=BranchSummary("large-70b")).reason == "conversation"
-    assert router.route(asked("Thanks!"), 30, so_far=BranchSummary("small-1b")).size == "small"
-    assert router.route(asked(next(iter(HARD))), 30, so_far=BranchSummary("small-1b")).size == "large"
+    assert router.route(asked("Thanks!"), 30, branch=BranchSummary("large-70b")).reason == "conversation"
+    assert router.route(asked("Thanks!"), 30, branch=BranchSummary("small-1b")).size == "small"
+    assert router.route(asked(next(iter(HARD))), 30, branch=BranchSummary("small-1b")).size == "large"
 
 
 def test_what_a_conversation_has_been_counts(router: Router) -> None:
     """Its length and its turns, which the request itself does not show."""
-    assert router.route(asked("and?"), 30, so_far=BranchSummary("small-1b", 200, 7)).reason == "depth"
-    assert router.route(asked("and?"), 30, so_far=BranchSummary("small-1b", 1600, 1)).reason == "length"
-    assert router.route(asked("and?"), 30, so_far=BranchSummary("small-1b", 8200, 1)).reason == "context"
+    assert router.route(asked("and?"), 30, branch=BranchSummary("small-1b", 200, 7)).reason == "depth"
+    assert router.route(asked("and?"), 30, branch=BranchSummary("small-1b", 1600, 1)).reason == "length"
+    assert router.route(asked("and?"), 30, branch=BranchSummary("small-1b", 8200, 1)).reason == "context"
 
 
 def test_images_of_a_conversation_need_a_model_that_sees(router: Router) -> None:
     """Though the request itself has none."""
     assert (
-        router.route(asked("and?"), 30, so_far=BranchSummary(turns=1, images=True)).header == "large; vision"
+        router.route(asked("and?"), 30, branch=BranchSummary(turns=1, images=True)).header == "large; vision"
     )
 
 

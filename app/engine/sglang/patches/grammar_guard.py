@@ -39,8 +39,8 @@ STEP_SHARES = 5
 """A step may spend five times a grammar's allowance on masks; more grammars than that share it."""
 MIN_SHARE = 0.05
 """The least share of the allowance: ordinary masks take 3 to 60 us (128,000 tokens)."""
-LOOK_S = 0.1
-"""Seconds between two looks at whether the current mask has stalled."""
+POLL_S = 0.1
+"""Seconds between two checks whether the current mask has stalled."""
 COMPILERS = 2
 COMPILER_NICE = 10
 MAX_COMPILED = 128
@@ -56,11 +56,11 @@ POLL_ENVIRON = {
 class GrammarGuard:
     """Counts what grammars cost in this scheduler; `install` puts it in SGLang's way."""
 
-    def __init__(self, mask_ms: float, limit: StallLimit | None, *, look_s: float = LOOK_S) -> None:
+    def __init__(self, mask_ms: float, limit: StallLimit | None, *, poll_s: float = POLL_S) -> None:
         self._mask_ms = mask_ms
         self._share_ms = mask_ms
         self._limit = limit
-        self._filler = None if limit is None else MaskFiller(limit, look_s)
+        self._filler = None if limit is None else MaskFiller(limit, poll_s)
         self._any_exceeded = False
 
     def install(self) -> None:
@@ -154,9 +154,9 @@ class RequestMeter(CostMeter):
 class MaskFiller:
     """Fills a step's masks in a thread, and starts another thread where that stays in one mask."""
 
-    def __init__(self, limit: StallLimit, look_s: float) -> None:
+    def __init__(self, limit: StallLimit, poll_s: float) -> None:
         self._limit = limit
-        self._look_s = look_s
+        self._look_s = poll_s
         self._thread = _FillThread()
 
     def fill(self, rows: list[Any], vocab_mask: Any) -> list[Any]:

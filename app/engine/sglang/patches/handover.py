@@ -16,7 +16,6 @@ import asyncio
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -33,7 +32,6 @@ from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
 from app.core import Counts
 from app.engine.sglang.live_choices import (
     ABORTED,
-    Decode,
     Finish,
     LiveChoice,
     LiveChoices,
@@ -87,7 +85,7 @@ class HandoverTokenizerManager(TokenizerManager):
         sent.time_stats.set_created_time()
         if choice.known_ids:
             sent.sampling_params = with_continued(sent.sampling_params, choice.known_ids)
-            self._live.replaying[rid] = Replay(choice, self._decoder(sent.sampling_params))
+            self._live.replaying[rid] = Replay(choice)
         else:
             self._live.running[rid] = choice
         try:
@@ -97,13 +95,6 @@ class HandoverTokenizerManager(TokenizerManager):
             raise
         if choice.aborted:  # while it was sent: the scheduler did not know it then
             self.abort_all_of(rid)
-
-    def _decoder(self, params: Any) -> Decode:
-        return partial(
-            self.tokenizer.batch_decode,
-            skip_special_tokens=params.skip_special_tokens,
-            spaces_between_special_tokens=params.spaces_between_special_tokens,
-        )
 
     async def tokenize(self, obj: Any, rid: str) -> TokenizedGenerateReqInput:
         """SGLang's own checks, image processing and sampling parameters for one request, unsent."""

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.engine.http.generation import DEATHS, MOVES, UNREACHED, Attempts
+from app.engine.http.generation import MAX_DEATHS, MAX_MOVES, MAX_UNREACHED, Attempts
 from app.errors import EngineFailed, EngineNotReady, ServingError
 
 SERVERS: list[Any] = [cast("Any", name) for name in "abcdefghij"]
@@ -20,11 +20,11 @@ def code(error: ServingError | None) -> str | None:
 def test_what_no_server_accepts_is_tried_a_few_times() -> None:
     """Then its caller is told to come again: nothing has been generated."""
     attempts = Attempts(resume_s=100)
-    for number in range(UNREACHED):
+    for number in range(MAX_UNREACHED):
         attempts.sent(SERVERS[number])
         attempts.missed("no connection", 0)
         error = attempts.verdict(0, begun=False)
-        assert (error is None) == (number < UNREACHED - 1)
+        assert (error is None) == (number < MAX_UNREACHED - 1)
     assert isinstance(error, EngineNotReady)
     assert error.retry_after_s
     assert attempts.left_s(0) == 0
@@ -94,5 +94,5 @@ def test_deaths_without_a_token_in_between_are_few(*, with_tokens: bool) -> None
         attempts.died(SERVERS[deaths], "broke off", 0)
         deaths += 1
         error = attempts.verdict(0, begun=True)
-    assert deaths == (MOVES if with_tokens else DEATHS)
+    assert deaths == (MAX_MOVES if with_tokens else MAX_DEATHS)
     assert code(error) == "engine_restarted"

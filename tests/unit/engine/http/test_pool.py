@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_who_leaves_lets_the_next_one_in() -> None:
     """And only one, however often it leaves."""
-    gate = ContinueGate(places=2, hold_s=60)
+    gate = ContinueGate(places=2, place_s=60)
     leaving = [await gate.enter() for _ in range(2)]
     entering = [asyncio.create_task(gate.enter()) for _ in range(2)]
     await asyncio.sleep(0)
@@ -30,7 +30,7 @@ async def test_who_leaves_lets_the_next_one_in() -> None:
 
 async def test_nobody_holds_a_place_for_ever() -> None:
     """A server that gives no token does not stop all others."""
-    gate = ContinueGate(places=1, hold_s=0.01)
+    gate = ContinueGate(places=1, place_s=0.01)
     first = await gate.enter()
     second = await asyncio.wait_for(gate.enter(), 5)
     first()

@@ -49,7 +49,7 @@ async def test_a_lost_run_is_gone_before_the_next_one_is_frozen(monkeypatch: pyt
     engine = SGLangEngine(SGLangOptions(), limits=RestartLimits(hang_s=0))
     monkeypatch.setattr(engine, "_run", Run(made, left))
 
-    async def start_run() -> Run:
+    async def start_run(_max_s: float) -> Run:
         return Run(made, left)
 
     monkeypatch.setattr(engine, "_start_run", start_run)
@@ -63,7 +63,7 @@ async def test_restarts_have_the_ranks_that_the_first_start_chose(monkeypatch: p
     """`tp = 0` is settled once."""
     engine = SGLangEngine(SGLangOptions(tp=0), limits=RestartLimits(hang_s=0))
 
-    async def start_run() -> Run:
+    async def start_run(_max_s: float) -> Run:
         return Run([], [])
 
     async def no_check(_: Any) -> None:

@@ -10,11 +10,10 @@ from app.engine.sglang.live_choices import (
     LiveChoices,
     OutputMismatch,
     Replay,
-    steps,
 )
 from app.engine.sink import TokenTally
 from app.errors import EngineFailed
-from tests.support.live_choices import NotingSink, choice, decode
+from tests.support.live_choices import NotingSink, choice
 
 WORDS = list("ring \u4e16\u754c end".encode())
 STOP = {"type": "stop"}
@@ -32,7 +31,7 @@ def test_a_sink_that_has_taken_the_beginning_gets_the_rest_alone() -> None:
     tally = TokenTally()
     live = LiveChoice("a-000", None, NotingSink(), tally)
     live.take("ring", WORDS[:4], None, Counts(5, 4, 3), (None, 0))
-    replay = Replay(live, decode)
+    replay = Replay(live)
     replay.take("ring \u4e16\u754c", WORDS[:11], None, Counts(5, 11, 0), (None, 0))
     assert replay.done
     sink = sink_of(live)
@@ -45,7 +44,7 @@ def test_text_that_comes_later_than_before_is_dropped_all_the_same() -> None:
     """A detokenizer that holds back half a character may hold back what the sink has already."""
     live = choice("a")
     live.take("ring", WORDS[:4], None, Counts(5, 4), (None, 0))
-    replay = Replay(live, decode)
+    replay = Replay(live)
     replay.take("", WORDS[:6], None, Counts(5, 6), (None, 0))
     assert not replay.done
     replay.take("ring \u4e16", WORDS[6:8], None, Counts(5, 8), (None, 0))
@@ -54,23 +53,16 @@ def test_text_that_comes_later_than_before_is_dropped_all_the_same() -> None:
     assert sink_of(live).token_ids == WORDS[:8]
 
 
-def test_a_new_sink_takes_everything_in_the_steps_of_its_generation() -> None:
-    """A parser reads the same steps as in the first run, and counts rise by them."""
+def test_a_new_sink_takes_what_was_generated_before_as_one_step() -> None:
+    """Then the rest, whose logprobs are its own; the count of reasoning is no more than that of ids."""
     live = choice("a", prior=WORDS[:8])
-    replay = Replay(live, decode)
-    replay.take("ring \u4e16\u754c end", WORDS, STOP, Counts(5, len(WORDS), 0, 6), (None, 0))
+    replay = Replay(live)
+    replay.take("ring \u4e16\u754c end", WORDS, STOP, Counts(5, len(WORDS), 0, 9), (None, 0))
     sink = sink_of(live)
     assert (sink.text, sink.token_ids, sink.finish) == ("ring \u4e16\u754c end", WORDS, STOP)
-    assert [text for text, _, _ in sink.steps] == ["r", "i", "n", "g", " ", "\u4e16", "\u754c end"]
-    assert [counts.completion_tokens for _, _, counts in sink.steps] == [1, 2, 3, 4, 5, 8, len(WORDS)]
-    assert [counts.reasoning_tokens for _, _, counts in sink.steps] == [1, 2, 3, 4, 5, 6, 6]
-
-
-def test_steps_end_where_the_text_does_not_say_what_the_ids_do() -> None:
-    """A stop string that was cut away has ids and no text."""
-    assert list(steps([65, 66, 67, 68], "AB", decode)) == [([65], "A"), ([66], "B"), ([67, 68], "")]
-    assert list(steps([65], "", decode)) == [([65], "")]
-    assert list(steps([0xFF] * 9, "\ufffd" * 9, decode)) == [([0xFF] * 8, "\ufffd" * 8), ([0xFF], "")]
+    assert [ids for _, ids, _ in sink.steps] == [WORDS[:8], WORDS[8:]]
+    assert [counts.completion_tokens for _, _, counts in sink.steps] == [8, len(WORDS)]
+    assert [counts.reasoning_tokens for _, _, counts in sink.steps] == [8, 9]
 
 
 @pytest.mark.parametrize("ids", [[1, 2], WORDS[:3], [*WORDS[:3], 0, 0]], ids=["other", "fewer", "one other"])
@@ -79,14 +71,14 @@ def test_other_ids_than_before_are_a_contradiction(ids: list[int]) -> None:
     live = choice("a")
     live.take("ring", WORDS[:4], None, Counts(5, 4), (None, 0))
     with pytest.raises(OutputMismatch, match="other token ids"):
-        Replay(live, decode).take("?", ids, None, Counts(5, len(ids)), (None, 0))
+        Replay(live).take("?", ids, None, Counts(5, len(ids)), (None, 0))
 
 
 def test_a_count_that_is_not_the_number_of_ids_is_a_contradiction() -> None:
     """What is billed is what was handed over."""
     live = choice("a", prior=WORDS[:2])
     with pytest.raises(OutputMismatch, match="4 token ids, and a count of 9"):
-        Replay(live, decode).take("ring", WORDS[:4], None, Counts(5, 9), (None, 0))
+        Replay(live).take("ring", WORDS[:4], None, Counts(5, 9), (None, 0))
 
 
 def test_all_wait_in_their_order_when_the_engine_is_lost() -> None:
@@ -95,7 +87,7 @@ def test_all_wait_in_their_order_when_the_engine_is_lost() -> None:
     first, second, third, fourth = (choice(name) for name in "abcd")
     live.wait(fourth)
     live.running[third.rid] = third
-    live.replaying[first.rid] = Replay(first, decode)
+    live.replaying[first.rid] = Replay(first)
     live.running[second.rid] = second
     second.take("x", [65], None, Counts(5, 1), (None, 0))
     live.abort("b-")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,50 +35,75 @@ def test_it_takes_the_settings_that_the_server_takes() -> None:
     assert (args.rank, args.tp, args.model) == (1, "16", "/srv/m")
 
 
-async def test_ranks_that_end_are_started_again_until_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the third start it is told to stop: that one is cancelled, and the command ends with status 0."""
+@pytest.fixture
+def _signals() -> Iterator[None]:
+    """The handlers of this process, put back."""
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+
+
+@pytest.mark.usefixtures("_signals")
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_ranks_that_end_are_started_again_until_a_signal(
+    monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
+    """In the third start it is told to stop: the command ends with status 0."""
     starts = []
 
-    async def run_once(options: SGLangOptions, rank: int) -> int:
+    def run_once(options: SGLangOptions, rank: int) -> int:
         starts.append((options, rank))
         if len(starts) == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.Event().wait()
+            os.kill(os.getpid(), signum)
         return -9
 
     monkeypatch.setattr(node, "_run_once", run_once)
     monkeypatch.setattr(node, "PAUSE_S", 0.0)
-    assert await keep_running(TWO, 1) == 0
+    with pytest.raises(SystemExit) as ended:
+        keep_running(TWO, 1)
+    assert ended.value.code == 0
     assert starts == [(TWO, 1)] * 3
 
 
-async def test_settings_that_cannot_work_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_signals")
+def test_settings_that_cannot_work_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another start would end in the same way."""
-
-    async def run_once(_options: SGLangOptions, _rank: int) -> int:
-        return EXIT_CONFIG
-
-    monkeypatch.setattr(node, "_run_once", run_once)
-    assert await keep_running(TWO, 1) == EXIT_CONFIG
+    monkeypatch.setattr(node, "_run_once", lambda _options, _rank: EXIT_CONFIG)
+    assert keep_running(TWO, 1) == EXIT_CONFIG
 
 
-async def test_the_process_of_ranks_is_told_what_to_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """On its standard input; the status is a signal where SGLang kills it."""
-    program = tmp_path / "ranks"
-    program.write_text(
+def program(folder: Path, body: str) -> str:
+    """A program in place of the interpreter, which first notes what it was told."""
+    path = folder / "ranks"
+    path.write_text(
         f"#!{sys.executable}\n"
-        "import json, os, pathlib, signal, sys\n"
-        f"pathlib.Path({str(tmp_path / 'spec')!r}).write_text(sys.stdin.read())\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, pathlib, signal, sys, time\n"
+        f"pathlib.Path({str(folder / 'spec')!r}).write_text(sys.stdin.read())\n{body}\n"
     )
-    program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
-    assert await node._run_once(TWO, 1) == -signal.SIGKILL
+    path.chmod(0o700)
+    return str(path)
+
+
+def test_the_process_of_ranks_is_told_what_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On its standard input; the status is a signal where SGLang kills it."""
+    monkeypatch.setattr(sys, "executable", program(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)"))
+    assert node._run_once(TWO, 1) == -signal.SIGKILL
     spec = json.loads((tmp_path / "spec").read_text())
     assert (spec["rank"], spec["parent"]) == (1, os.getpid())
     assert spec["options"]["server_args"] == dict(TWO.server_args)
+
+
+@pytest.mark.usefixtures("_signals")
+def test_a_signal_ends_the_process_of_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before the command has ended."""
+    body = f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
+    body += f"os.kill({os.getpid()}, signal.SIGTERM)\ntime.sleep(60)"
+    monkeypatch.setattr(sys, "executable", program(tmp_path, body))
+    with pytest.raises(SystemExit):
+        keep_running(TWO, 1)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_a_failure_of_the_ranks_process_leaves_its_traceback() -> None:

@@ -1,9 +1,7 @@
-"""The stage of a start by the names of its processes, and the work of those."""
+"""The stage of a start by the names of its processes, and the processor time of those."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from app.engine.sglang.process_work import COMPILE, IMPORT, LOAD, StartWork, stage_by_names, started_cpu_s
+from app.engine.sglang.process_work import COMPILE, IMPORT, LOAD, stage_by_names, started_cpu_s
 
 
 @pytest.mark.parametrize(
@@ -60,25 +58,3 @@ def test_the_table_of_processes_is_read_once_for_all_schedulers(monkeypatch: pyt
     monkeypatch.setattr(psutil, "process_iter", process_iter)
     assert started_cpu_s(range(2**22 + 1, 2**22 + 9)) == 0.0
     assert reads == [1]
-
-
-def test_the_work_of_new_processes_is_seen_and_a_stopped_one_does_none() -> None:
-    """Processes that were there before do not count."""
-    spin = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
-    older = subprocess.Popen(spin, stdout=subprocess.PIPE)
-    work = StartWork("no such thread")
-    newer = subprocess.Popen(spin, stdout=subprocess.PIPE)
-    try:
-        assert newer.stdout is not None
-        newer.stdout.readline()
-        first = work()
-        assert first.pids == {newer.pid}
-        while work().cpu_s <= first.cpu_s:
-            pass
-        os.kill(newer.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, newer.pid, os.WSTOPPED)
-        assert work() == work()
-    finally:
-        for process in (older, newer):
-            process.kill()
-            process.communicate()

@@ -9,7 +9,7 @@ import structlog
 
 from app.core import Counts
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
-from app.engine.sglang.recovery import OPENING_S, OPENING_TOKENS, Recovery
+from app.engine.sglang.recovery import MAX_PREFILL_TOKENS, PREFILL_WAIT_S, Recovery
 from app.engine.supervise import RestartHistory, RestartLimits
 from tests.support.live_choices import FakeEngine, NotingSink, VirtualTime, choice
 from tests.support.sse_client import until
@@ -204,14 +204,14 @@ async def test_a_suspect_that_gets_on_is_none_any_more() -> None:
 
 @pytest.mark.parametrize(
     ("begins", "waits"),
-    [(True, [0, 0, 0, 0]), (False, [0, 0, OPENING_S, OPENING_S])],
+    [(True, [0, 0, 0, 0]), (False, [0, 0, PREFILL_WAIT_S, PREFILL_WAIT_S])],
     ids=["begun at once", "not begun"],
 )
 async def test_a_few_at_a_time_are_sent(begins: bool, waits: list[float]) -> None:
     """The next is sent once those before it have begun, or when they take too long."""
     scene = Scene()
     for number in range(4):
-        sent = choice(f"r{number}", prompt_tokens=OPENING_TOKENS // 2)
+        sent = choice(f"r{number}", prompt_tokens=MAX_PREFILL_TOKENS // 2)
         scene.live.running[sent.rid] = sent
     sent_s: list[float] = []
 

@@ -9,9 +9,9 @@ import pytest
 
 from app.core import Counts, Delta
 from app.safety.policies.policy import Policy
+from app.safety.stream.answer_context import AnswerContext
 from app.safety.stream.choice_screen import ChoiceScreen, StreamState, StreamTerms
 from app.safety.stream.span_reader import UNMATCHED
-from app.safety.stream.steering import Steering
 from app.safety.text.hard_list import HardList
 from app.safety.verdict import Scores
 from tests.support.policies import policy
@@ -42,7 +42,7 @@ def choice(scores: Sequence[float], rules: Policy | None = None) -> ChoiceScreen
         hard_list=HardList(["canary song"]),
         match=UNMATCHED,
         continued="",
-        steering=Steering(),
+        context=AnswerContext(),
         prior=0.0,
         watched=False,
         scores_wanted=False,

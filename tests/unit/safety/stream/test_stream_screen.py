@@ -11,8 +11,8 @@ import pytest
 
 from app.core import Counts, Delta, FinishReason, ToolCall
 from app.safety.policies.policy import Policy
+from app.safety.stream.answer_context import AnswerContext, answer_context_of
 from app.safety.stream.answer_review import Review, ReviewRequest
-from app.safety.stream.steering import Steering, steering_of
 from app.safety.stream.stream_screen import Screening, StreamScreen
 from app.safety.thresholds import MIN_SPAN_CHARS, SUSPICION_RATIO
 from app.safety.verdict import Scores
@@ -467,11 +467,11 @@ def test_what_is_unread_of_an_answer_that_broke_off_is_read_before_it_goes_out()
 # Ends that the caller chose
 
 
-def steered(*spans: str, model: Any = None, review: Review = same_score, **steering: Any) -> Screening:
+def with_context(*spans: str, model: Any = None, review: Review = same_score, **context: Any) -> Screening:
     """A screening of an answer to a request with these parameters."""
     screen = StreamScreen(model or Heard(), review)
     return screen.for_request(
-        1, False, 0.0, policy({"hard_list": list(spans)}), steering=Steering(**steering)
+        1, False, 0.0, policy({"hard_list": list(spans)}), context=AnswerContext(**context)
     )
 
 
@@ -489,20 +489,20 @@ def steered(*spans: str, model: Any = None, review: Review = same_score, **steer
 def test_a_span_that_the_prefix_begins_is_withheld_whole(prefix, answer):
     """The client reads the answer after what it asked to be continued."""
     for channel in ("text", "reasoning"):
-        one = steered(SPAN, last_said=prefix, continues=True)
+        one = with_context(SPAN, preceding_text=prefix, continues=True)
         assert feed(one, *(Deltas()(char, channel) for char in answer)) == []
         assert one.halted is not None
 
 
 def test_a_prefix_with_a_whole_span_halts_nothing_by_itself():
     """Its caller wrote it; the answer is judged for what it adds."""
-    one = steered(SPAN, last_said=SPAN, continues=True)
+    one = with_context(SPAN, preceding_text=SPAN, continues=True)
     assert text_of(feed(one, *said(" is a fine title"))) == " is a fine title"
 
 
 def test_harm_that_the_prefix_began_counts():
     """The model of answers hears the prefix first."""
-    one = steered(model=WordModel(), last_said=f"so {HARM}", continues=True)
+    one = with_context(model=WordModel(), preceding_text=f"so {HARM}", continues=True)
     assert feed(one, *said("and on it goes")) == []
     assert one.halted is not None
 
@@ -560,10 +560,10 @@ def test_a_likely_token_that_ends_a_span_is_read():
     assert one.halted is not None
 
 
-@pytest.mark.parametrize("steering", [{"stop_ids": frozenset({7})}, {"steered": True}])
-def test_a_stop_id_or_a_forced_end_tells_nothing_of_a_span(steering):
+@pytest.mark.parametrize("context", [{"stop_ids": frozenset({7})}, {"has_forced_end": True}])
+def test_a_stop_id_or_a_forced_end_tells_nothing_of_a_span(context):
     """Neither its beginning nor, as what matched, its next token."""
-    one, deltas = steered(SPAN, **steering), Deltas()
+    one, deltas = with_context(SPAN, **context), Deltas()
     out = feed(one, *said("say canary so", deltas), deltas("", tokens=0, finish="stop", stop=7))
     assert text_of(out) == "say "
     assert (out[-1].finish_reason, out[-1].matched_stop) == ("stop", None)
@@ -572,7 +572,7 @@ def test_a_stop_id_or_a_forced_end_tells_nothing_of_a_span(steering):
 def test_a_stop_in_no_span_is_told():
     """An ordinary stop id or string stays what the client expects."""
     for stop in (7, "END"):
-        one, deltas = steered(SPAN, stop_ids=frozenset({7})), Deltas()
+        one, deltas = with_context(SPAN, stop_ids=frozenset({7})), Deltas()
         out = feed(one, *said("say no more!", deltas), deltas("", tokens=0, finish="stop", stop=stop))
         assert (text_of(out), out[-1].matched_stop) == ("say no more!", stop)
 
@@ -617,7 +617,7 @@ def test_no_cut_reads_further_than_the_model_was_in_no_doubt(finish, stop, chunk
     words = [f"w{at} " for at in range(60)]
     for _ in range(8):
         scores = [rng.choice([0.1, 0.6, 0.7, 0.9, 0.99]) * floor for _ in range(20)] + [0.99] * 40
-        uncut, whole = Deltas(), steered(model=Heard(*scores), review=harmful)
+        uncut, whole = Deltas(), with_context(model=Heard(*scores), review=harmful)
         out_by: list[int] = []
         for at in range(0, 60, chunk):
             out = fed(whole, uncut("".join(words[at : at + chunk]), tokens=chunk))
@@ -625,7 +625,7 @@ def test_no_cut_reads_further_than_the_model_was_in_no_doubt(finish, stop, chunk
         assert whole.halted is not None
         for cut in range(chunk, 61, chunk):
             model, deltas = Noting(SUSPICION_RATIO * floor, scores), Deltas()
-            one = steered(model=model, review=harmful, stop_ids=frozenset({7}))
+            one = with_context(model=model, review=harmful, stop_ids=frozenset({7}))
             out = []
             for at in range(0, cut, chunk):
                 out += fed(one, deltas("".join(words[at : at + chunk]), tokens=chunk))
@@ -643,7 +643,7 @@ def test_no_cut_reads_into_a_span():
     for size in (1, 2, 5):
         for cut in range(1, len(text)):
             for finish, stop in (("length", None), ("abort", None), ("stop", "x"), ("stop", 7)):
-                one, deltas = steered(SPAN, stop_ids=frozenset({7})), Deltas()
+                one, deltas = with_context(SPAN, stop_ids=frozenset({7})), Deltas()
                 pieces = [text[at : min(at + size, cut)] for at in range(0, cut, size)]
                 out = feed(one, *map(deltas, pieces), deltas("", tokens=0, finish=finish, stop=stop))
                 assert len(text_of(out)) < len("well, ") + MIN_SPAN_CHARS
@@ -684,29 +684,29 @@ def test_harm_over_many_short_calls_adds_up():
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ({}, Steering()),
-        ({"response_format": {"type": "json_object"}}, Steering()),
-        ({"stop_token_ids": [7]}, Steering(stop_ids=frozenset({7}))),
-        ({"regex": ".{10}"}, Steering(steered=True)),
-        ({"min_tokens": 9, "logit_bias": {"2": 100}}, Steering(steered=True)),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, Steering(steered=True)),
-        ({"tool_choice": "required"}, Steering(steered=True)),
+        ({}, AnswerContext()),
+        ({"response_format": {"type": "json_object"}}, AnswerContext()),
+        ({"stop_token_ids": [7]}, AnswerContext(stop_ids=frozenset({7}))),
+        ({"regex": ".{10}"}, AnswerContext(has_forced_end=True)),
+        ({"min_tokens": 9, "logit_bias": {"2": 100}}, AnswerContext(has_forced_end=True)),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, AnswerContext(has_forced_end=True)),
+        ({"tool_choice": "required"}, AnswerContext(has_forced_end=True)),
     ],
 )
 def test_parameters_that_can_force_an_end_are_seen(body, expected):
     """A grammar, a bias for the end, a stop id: the model did not choose to end there."""
-    assert steering_of(body, [{"role": "user", "content": "hi"}]) == expected
+    assert answer_context_of(body, [{"role": "user", "content": "hi"}]) == expected
 
 
 def test_what_an_answer_goes_on_with_is_all_parts_of_the_last_assistant_message():
     """And the last turn is told, where a user asks to go on."""
     parts = [{"type": "text", "text": "canary"}, {"type": "text", "text": " so"}]
     last = {"role": "assistant", "content": parts}
-    assert steering_of({}, [last]) == Steering("canary so", continues=True)
-    assert steering_of({}, [last, {"role": "user", "content": "go on"}]) == Steering("canary so")
+    assert answer_context_of({}, [last]) == AnswerContext("canary so", continues=True)
+    assert answer_context_of({}, [last, {"role": "user", "content": "go on"}]) == AnswerContext("canary so")
 
 
 def test_a_prompt_without_a_template_is_continued_by_its_answer():
     """A span that begins in it and ends in the answer is found."""
     message = {"role": "user", "content": "Project Xylo"}
-    assert steering_of({}, [message], is_raw=True) == Steering("Project Xylo", continues=True)
+    assert answer_context_of({}, [message], is_raw=True) == AnswerContext("Project Xylo", continues=True)
