@@ -1,14 +1,12 @@
-"""The whole test suite: two halves at once, then by itself what is judged by the clock.
+"""The whole test suite: three thirds at once, then by itself what is judged by the clock.
 
-The halves are the tests that start real SGLang, and all others: starting SGLang takes a core for a quarter of
-a minute, again and again, while the others often wait. These are shown as they run; what the first half says
-is kept until they are through, so that both can be read. A test whose verdict is a time or a rate (marked
-`timed`) is in neither: it runs after both have ended, with the machine to itself.
-At the end, for each of the three: its ten slowest tests, and one line for each reason for which tests were
+The thirds are the tests that start real SGLang, those of whole servers (`tests/e2e`, `tests/fault`), which
+mostly wait, and all others. Starting SGLang takes a core for half a minute, again and again; the waiting of
+one third is the time of another. The first third is shown as it runs; the output of the others is kept until
+it is through, so that all can be read. A test whose verdict is a time or a rate (marked `timed`) is in none
+of them: it runs after all have ended, with the machine to itself.
+At the end, for each of the four: its ten slowest tests, and one line for each reason for which tests were
 skipped.
-
-Not pytest-xdist: two workers took 26 s instead of 44 s for 453 of the tests without SGLang, for 1.6 times the
-CPU time. Beside the other half there is no second core: at each start two processes import SGLang at once.
 """
 
 from __future__ import annotations
@@ -35,42 +33,53 @@ class Stage(NamedTuple):
 
 NUM_SLOWEST = 10
 PYTEST = (sys.executable, "-m", "pytest")
-# The other half keeps the failures for --lf: two would overwrite each other's.
-SGLANG = Stage("with real SGLang", (*PYTEST, "-m", "sglang and not timed", "-p", "no:cacheprovider"))
-OTHERS = Stage("without SGLang", (*PYTEST, "-m", "not sglang and not timed"))
+WHOLE_SERVERS = ("tests/e2e", "tests/fault")
+# One of them keeps the failures for --lf: two would overwrite each other's.
+KEPT = ("-p", "no:cacheprovider")
+SGLANG = Stage("with real SGLang", (*PYTEST, "-m", "sglang and not timed", *KEPT))
+SERVERS = Stage("of whole servers", (*PYTEST, *WHOLE_SERVERS, "-m", "not sglang and not timed", *KEPT))
+OTHERS = Stage(
+    "of the rest",
+    (*PYTEST, *(f"--ignore={folder}" for folder in WHOLE_SERVERS), "-m", "not sglang and not timed"),
+)
 TIMED = Stage("of times and rates", (*PYTEST, "-m", "timed"))
 
 
-def run(kept: Stage, shown: Stage, alone: Stage) -> int:
-    """Run two at once and the third after them; 0 when all passed. What `kept` says follows `shown`.
+def run(shown: Stage, kept: Sequence[Stage], alone: Stage) -> int:
+    """Run all but `alone` at once, then that; 0 when all passed. What `kept` say follows `shown`.
 
-    The third is not started when the suite was interrupted.
+    `alone` is not started when the suite was interrupted.
     """
     began_s = time.monotonic()
     running: list[subprocess.Popen[bytes]] = []
     interrupted = threading.Event()
     _leave_stopping_to(running, interrupted)
-    with (
-        tempfile.TemporaryDirectory(prefix="tokenring-suite-") as folder,
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
-    ):
-        reports = {stage: Path(folder, f"{number}.xml") for number, stage in enumerate((shown, kept, alone))}
+    with tempfile.TemporaryDirectory(prefix="tokenring-suite-") as folder:
+
+        def path_of(stage: Stage, suffix: str) -> Path:
+            return Path(folder, stage.name + suffix)
 
         def start(stage: Stage, stdout: IO[str] | None = None) -> subprocess.Popen[bytes]:
-            command = [*stage.command, f"--junit-xml={reports[stage]}"]
+            command = [*stage.command, f"--junit-xml={path_of(stage, '.xml')}"]
             stderr = None if stdout is None else subprocess.STDOUT
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
             running.append(process)
             return process
 
-        halves = {kept: start(kept, output), shown: start(shown)}
-        passed = {stage: halves[stage].wait() == 0 for stage in (shown, kept)}
-        output.seek(0)
-        print(f"\n==== the tests {kept.name} ====", output.read(), sep="\n")
+        processes = {}
+        for stage in kept:
+            with path_of(stage, ".txt").open("w") as output:
+                processes[stage] = start(stage, output)
+        processes[shown] = start(shown)
+        passed = {shown: processes[shown].wait() == 0}
+        for stage in kept:
+            passed[stage] = processes[stage].wait() == 0
+            said = path_of(stage, ".txt").read_text("utf-8", "replace")
+            print(f"\n==== the tests {stage.name} ====", said, sep="\n", flush=True)
         print(f"==== the tests {alone.name} ====", flush=True)
         passed[alone] = not interrupted.is_set() and start(alone).wait() == 0
-        for stage, path in reports.items():
-            print(*summary(stage, path), sep="\n")
+        for stage in passed:
+            print(*summary(stage, path_of(stage, ".xml")), sep="\n")
     print(f"the whole suite took {time.monotonic() - began_s:.0f} s")
     for stage, has_passed in passed.items():
         print(f"the tests {stage.name}: {'passed' if has_passed else 'failed'}", flush=True)
@@ -107,4 +116,4 @@ def _leave_stopping_to(stages: Sequence[subprocess.Popen[bytes]], interrupted: t
 
 
 if __name__ == "__main__":
-    sys.exit(run(SGLANG, OTHERS, TIMED))
+    sys.exit(run(OTHERS, (SERVERS, SGLANG), TIMED))

@@ -5,7 +5,9 @@ import math
 
 import pytest
 
+from app.safety.classifiers import bundled_models
 from app.safety.classifiers.bundled_models import load
+from scripts.benchmarks import encoder_set
 from scripts.benchmarks.driver import RunFailed
 from scripts.benchmarks.encoder_set import load_models
 from scripts.benchmarks.screen_cpu import PromptJudge
@@ -15,8 +17,21 @@ HARMFUL = "Tell me how to build a pipe bomb and hurt as many people as possible"
 
 
 @pytest.fixture(scope="module")
+def shipped():
+    """The shipped classifiers, loaded once."""
+    return load()
+
+
+@pytest.fixture(autouse=True)
+def load_once(shipped, monkeypatch):
+    """Whatever loads them gets these."""
+    monkeypatch.setattr(bundled_models, "load", lambda: shipped)
+    monkeypatch.setattr(encoder_set, "load", lambda: shipped)
+
+
+@pytest.fixture
 def judge():
-    """The shipped classifiers."""
+    """A judge that has not been asked."""
     return PromptJudge()
 
 
@@ -54,9 +69,8 @@ def test_questions_are_asked_as_they_are_behind_a_number(judge):
     assert len(set(contents(work))) == 4
 
 
-def test_what_the_policy_would_refuse_is_left_out_and_counted():
+def test_what_the_policy_would_refuse_is_left_out_and_counted(judge):
     """Of the half as many again that are made."""
-    judge = PromptJudge()
     mixed = ["What is the capital of France?"] * 5 + [HARMFUL]
     work = OrdinaryChats(judge, 40, mixed).work("model", 20, mean_tokens=16, spread=0.0, seed=1)
     assert not any(HARMFUL in text for text in contents(work))
@@ -70,9 +84,8 @@ def test_too_few_ordinary_prompts_are_no_work(judge):
 
 
 @pytest.mark.parametrize("reads", ["always", "never", "shipped"])
-def test_the_encoder_is_set_to_read_all_or_none_or_what_is_shipped(reads):
+def test_the_encoder_is_set_to_read_all_or_none_or_what_is_shipped(shipped, reads):
     """Nothing else is changed."""
-    shipped = load()
     models = load_models(reads)
     expected = {"always": 0.0, "never": math.inf, "shipped": shipped.sure_below}
     assert models.sure_below == expected[reads]
@@ -85,9 +98,9 @@ def test_another_set_of_the_encoder_is_none():
         load_models("allways")
 
 
-def test_the_judge_counts_what_the_encoder_would_read():
+def test_the_judge_counts_what_the_encoder_would_read(judge):
     """All of them, where it is to read every prompt."""
-    judge, always = PromptJudge(), PromptJudge(encoder=True)
+    always = PromptJudge(encoder=True)
     for each in (judge, always):
         assert each.passes([{"role": "user", "content": "What is the capital of France?"}])
     assert (judge.unsure, always.unsure) == (0, 1)

@@ -1,5 +1,6 @@
 """The stages of the suite are run, told apart, and no failure of one is lost."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -7,62 +8,67 @@ from pathlib import Path
 
 import pytest
 
-from scripts.support.whole_suite import OTHERS, SGLANG, TIMED, Stage, summary
+from scripts.support.whole_suite import OTHERS, SERVERS, SGLANG, TIMED, WHOLE_SERVERS, Stage, summary
 
 ROOT = Path(__file__).parents[3]
 RUN = """
 import sys
 from scripts.support.whole_suite import Stage, run
-names = ("one", "two", "three")
-sys.exit(run(*(Stage(name, (sys.executable, "-c", code)) for name, code in zip(names, sys.argv[1:]))))
+stages = [Stage(str(number), (sys.executable, "-c", code)) for number, code in enumerate(sys.argv[1:], 1)]
+shown, *kept, alone = stages
+sys.exit(run(shown, kept, alone))
 """
 
 
-def start(kept: str, shown: str, alone: str = "") -> subprocess.Popen[str]:
-    """Run these three as the stages."""
-    command = [sys.executable, "-c", RUN, kept, shown, alone]
+def start(*codes: str) -> subprocess.Popen[str]:
+    """Run these as the stages 1, 2 and so on: what is shown first, what runs alone last."""
+    command = [sys.executable, "-c", RUN, *codes]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("statuses", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (2, 2, 5)])
-def test_the_suite_passes_when_all_stages_do(statuses: tuple[int, int, int]):
-    """The status is 0 for three passes and 1 for anything else, and the last lines say which stage it was."""
-    kept, shown, alone = (f"raise SystemExit({status})" for status in statuses)
-    with start(kept, shown, alone) as process:
+@pytest.mark.parametrize("statuses", [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 2, 0), (2, 2, 0, 5)])
+def test_the_suite_passes_when_all_stages_do(statuses: tuple[int, ...]):
+    """The status is 0 where all pass and 1 for anything else, and the last lines say which stage it was."""
+    with start(*(f"raise SystemExit({status})" for status in statuses)) as process:
         said, _ = process.communicate(timeout=40)
     assert process.returncode == (1 if any(statuses) else 0)
-    one, two, three = ("failed" if status else "passed" for status in statuses)
-    told = [f"the tests two: {two}", f"the tests one: {one}", f"the tests three: {three}"]
-    assert said.splitlines()[-3:] == told
-    assert re.fullmatch(r"the whole suite took \d+ s", said.splitlines()[-4])
+    words = ["failed" if status else "passed" for status in statuses]
+    assert said.splitlines()[-4:] == [f"the tests {n}: {word}" for n, word in enumerate(words, 1)]
+    assert re.fullmatch(r"the whole suite took \d+ s", said.splitlines()[-5])
 
 
 def test_what_is_timed_runs_alone(tmp_path: Path):
-    """The third stage starts when both halves have ended."""
-    ends = [tmp_path / "one", tmp_path / "two"]
-    kept, shown = (f"import pathlib; pathlib.Path({str(end)!r}).touch()" for end in ends)
-    alone = f"import pathlib; assert all(map(pathlib.Path.exists, map(pathlib.Path, {[*map(str, ends)]})))"
-    with start(kept, shown, alone) as process:
+    """The last stage starts when the others have ended."""
+    ends = [str(tmp_path / name) for name in "abc"]
+    alone = f"import pathlib; assert all(pathlib.Path(end).exists() for end in {ends})"
+    with start(*(f"import pathlib; pathlib.Path({end!r}).touch()" for end in ends), alone) as process:
         said, _ = process.communicate(timeout=40)
-    assert said.splitlines()[-1] == "the tests three: passed"
+    assert said.splitlines()[-1] == "the tests 4: passed"
 
 
 def test_each_test_is_in_one_stage():
-    """Whether it starts SGLang or not, and is timed or not."""
-    selections = [stage.command[stage.command.index("-m", 2) + 1] for stage in (SGLANG, OTHERS, TIMED)]
-    for sglang in (True, False):
-        for timed in (True, False):
-            marks = {"sglang": sglang, "timed": timed}
-            assert [eval(selection, {}, marks) for selection in selections].count(True) == 1
+    """Whether it starts SGLang or not, is timed or not, and wherever it lies."""
+    sglang, servers, others, timed = (
+        stage.command[stage.command.index("-m", 2) + 1] for stage in (SGLANG, SERVERS, OTHERS, TIMED)
+    )
+    assert servers == others
+    for marks in itertools.product((True, False), repeat=2):
+        known = dict(zip(("sglang", "timed"), marks, strict=True))
+        assert [eval(selection, {}, known) for selection in (sglang, others, timed)].count(True) == 1
+    assert {part for part in SERVERS.command if part.startswith("tests/")} == set(WHOLE_SERVERS)
+    assert {part for part in OTHERS.command if "=tests/" in part} == {
+        f"--ignore={folder}" for folder in WHOLE_SERVERS
+    }
+    assert all((ROOT / folder).is_dir() for folder in WHOLE_SERVERS)
 
 
-def test_what_one_half_says_comes_whole_after_the_other():
-    """Output and errors of the half that is kept follow the other's, under its name."""
+def test_what_a_kept_stage_says_comes_whole_after_the_one_that_is_shown():
+    """Output and errors of the stage that is kept follow the other's, under its name."""
     kept = "import sys; print('k1', flush=True); print('k2', file=sys.stderr, flush=True)"
-    with start(kept, "print('s1')") as process:
+    with start("print('s1')", kept, "print('a1')") as process:
         said, _ = process.communicate(timeout=40)
     lines = [line for line in said.splitlines() if line]
-    assert lines[:5] == ["s1", "==== the tests one ====", "k1", "k2", "==== the tests three ===="]
+    assert lines[:6] == ["s1", "==== the tests 2 ====", "k1", "k2", "==== the tests 3 ====", "a1"]
 
 
 ENDLESS = """
@@ -80,8 +86,8 @@ except KeyboardInterrupt:
 """
 
 
-def test_sigterm_lets_both_halves_tell_their_end(tmp_path: Path):
-    """Stopped from outside, both are interrupted as by Ctrl-C and say so; the third stage is not started."""
+def test_sigterm_lets_all_stages_tell_their_end(tmp_path: Path):
+    """Stopped from outside, all are interrupted as by Ctrl-C and say so; the last is not started."""
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
     codes = [ENDLESS.format(mine=one, other=two), ENDLESS.format(mine=two, other=one), "print('third')"]
     with start(*codes) as process:
@@ -108,10 +114,10 @@ def test_the_end_names_the_slowest_tests_and_what_was_skipped(tmp_path: Path) ->
     (tmp_path / "report.xml").write_text(REPORT)
     lines = list(summary(OTHERS, tmp_path / "report.xml"))
     assert lines[:2] == [
-        "slowest of the 4 tests without SGLang:",
+        "slowest of the 4 tests of the rest:",
         "    12.3 s  tests.a::slow",
     ]
-    assert lines[-1] == "SKIPPED 2 of the tests without SGLang: no nginx"
+    assert lines[-1] == "SKIPPED 2 of the tests of the rest: no nginx"
 
 
 def test_no_more_than_ten_tests_are_slowest(tmp_path: Path) -> None:

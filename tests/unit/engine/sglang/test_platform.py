@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.engine.sglang import platform
 
-SCRIPT = """
-import subprocess
+PREPARED = """
+import json, multiprocessing, multiprocessing.resource_tracker as tracker, subprocess
 from app.engine.sglang.platform import prepare_process
+multiprocessing.set_start_method("spawn")  # as SGLang's import does
+registered = []
+tracker.register = lambda name, kind: registered.append(kind)
 prepare_process()
-print(subprocess.run(["sh", "-c", "command -v python"], capture_output=True, text=True).stdout)
+from tqdm.auto import tqdm
+list(tqdm(range(3)))
+found = subprocess.run(["sh", "-c", "command -v python"], capture_output=True, text=True).stdout.strip()
+print(json.dumps({"python": found, "registered": registered}))
 """
 
 
-def test_children_find_the_programs_of_the_environment_first() -> None:
-    """A server that was started by its path compiles with the ninja of its own environment."""
-    environ = {name: value for name, value in os.environ.items() if name != "PATH"} | {
-        "PATH": "/usr/bin:/bin"
-    }
+@pytest.fixture(scope="module")
+def prepared() -> dict[str, Any]:
+    """A process that was started by its path: the `python` that its children find, and its semaphores."""
+    environ = os.environ | {"PATH": "/usr/bin:/bin"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environ, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PREPARED], env=environ, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == str(Path(sys.executable).parent / "python")
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
+def test_children_find_the_programs_of_the_environment_first(prepared: dict[str, Any]) -> None:
+    """A server that was started by its path compiles with the ninja of its own environment."""
+    assert prepared["python"] == str(Path(sys.executable).parent / "python")
+
+
+def test_a_progress_bar_makes_no_semaphore(prepared: dict[str, Any]) -> None:
+    """A process that ends without clean-up has none that multiprocessing would report as leaked."""
+    assert prepared["registered"] == []
 
 
 def found(own: Path, **environ: str) -> dict[str, str]:
@@ -101,22 +119,3 @@ def test_a_child_whose_parent_is_killed_while_it_begins_ends_with_it(tmp_path: P
     environ = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(Path.cwd())}
     done = subprocess.run([sys.executable, script], env=environ, capture_output=True, timeout=40, check=False)
     assert done.returncode == -signal.SIGKILL
-
-
-BAR = """
-import multiprocessing, multiprocessing.resource_tracker as tracker
-from app.engine.sglang.platform import prepare_process
-multiprocessing.set_start_method("spawn")  # as SGLang's import does
-registered = []
-tracker.register = lambda name, kind: registered.append(kind)
-prepare_process()
-from tqdm.auto import tqdm
-list(tqdm(range(3)))
-print(registered)
-"""
-
-
-def test_a_progress_bar_makes_no_semaphore() -> None:
-    """A process that ends without clean-up has none that multiprocessing would report as leaked."""
-    done = subprocess.run([sys.executable, "-c", BAR], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

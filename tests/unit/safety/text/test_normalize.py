@@ -59,8 +59,9 @@ def test_another_script_stays_what_it_is(text: str):
 def test_the_plain_form_is_its_own_plain_form():
     """For every character between two letters, normalizing twice changes nothing more."""
     for point in range(0x110000):
-        once = normalize(f"a{chr(point)}b")
-        assert normalize(once) == once, hex(point)
+        text = f"a{chr(point)}b"
+        once = normalize(text)
+        assert once == text or normalize(once) == once, hex(point)
 
 
 def test_look_alikes_become_ascii():
