@@ -204,8 +204,11 @@ class Admission:
         if delta.finish_reason in ("stop", "length", "tool_calls") and tokens and not ticket.exact:
             tenant.lengths.add(tokens)
             self._model_lengths.add(tokens)
-        growth = LengthEstimate(ticket.max_tokens, 0)
-        if not ticket.exact:
+        if delta.finish_reason is not None and len(ticket.lengths) == 1:
+            growth = LengthEstimate(tokens, 0)
+        elif ticket.exact:
+            growth = LengthEstimate(ticket.max_tokens, 0)
+        else:
             growth = expected(
                 tenant.lengths, self._model_lengths, max(ticket.lengths), ticket.max_tokens, self._tuning
             )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Literal, NoReturn, get_args
 
@@ -304,7 +304,7 @@ class Limiter:
         self.count_text = count_text
         self.refused: dict[str, Counter[str]] = {tier: Counter(dict.fromkeys(REASONS, 0)) for tier in TIERS}
         self._chance = chance
-        self._keys: dict[str, _Usage] = {}
+        self._keys: defaultdict[str, _Usage] = defaultdict(_Usage)
 
     def begin(self, key: Key | None, *, generates: bool = True) -> Lease:
         """Charge a request of which nothing but its head was read. Raises RateLimited.
@@ -329,7 +329,7 @@ class Limiter:
         return lease
 
     def _usage_of(self, key: Key) -> _Usage:
-        usage = self._keys.setdefault(key.id, _Usage())
+        usage = self._keys[key.id]
         self.advance(key.terms, usage)
         return usage
 

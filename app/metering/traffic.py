@@ -6,7 +6,7 @@ Plain numbers, changed once a request and read at a scrape; nothing here is stor
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -81,11 +81,11 @@ class Traffic:
     """All models' requests."""
 
     def __init__(self) -> None:
-        self.models: dict[str, ModelTraffic] = {}
+        self.models: defaultdict[str, ModelTraffic] = defaultdict(ModelTraffic)
 
     def of(self, model: str) -> ModelTraffic:
         """A model's numbers, all zero when it is new."""
-        return self.models.setdefault(model, ModelTraffic())
+        return self.models[model]
 
     def ended(self, model: str, outcome: str, timings: Timings) -> None:
         """Count a request at its end, of any kind."""

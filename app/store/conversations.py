@@ -153,10 +153,11 @@ def add_turn(
     for choice, answer_id in enumerate(turn.answer_ids):
         awaited = ("assistant", "", None, at_us, "in_progress", request_seq, choice)
         connection.execute(insert, (answer_id, conversation_seq, parent_seq, *awaited))
-    connection.execute(
-        "UPDATE conversations SET model = ?, updated_at_us = max(updated_at_us, ?) WHERE seq = ?",
-        (turn.model, at_us, conversation_seq),
-    )
+    if not turn.is_new:
+        connection.execute(
+            "UPDATE conversations SET model = ?, updated_at_us = max(updated_at_us, ?) WHERE seq = ?",
+            (turn.model, at_us, conversation_seq),
+        )
 
 
 def add_blocked_turn(connection: sqlite3.Connection, turn: NewTurn) -> None:

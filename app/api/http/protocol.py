@@ -62,7 +62,7 @@ class Connection:
     The response is started and ended the usual way; in between, each frame is one HTTP chunk.
     """
 
-    __slots__ = ("_chunked", "_flow", "_transport", "allow_closing")
+    __slots__ = ("_chunked", "_flow", "_on_left", "_transport", "allow_closing", "left")
 
     def __init__(
         self, transport: asyncio.Transport, flow: FlowControl, allow_closing: Callable[[], None]
@@ -72,6 +72,9 @@ class Connection:
         """Lets the connection be closed where others need it, though its client waits for an answer."""
         self._flow = flow
         self._chunked = True
+        self._on_left: Callable[[], None] | None = None
+        self.left = False
+        """True if the client left before its answer was complete."""
 
     def send_unchunked(self) -> None:
         """Send frames as they are from now on: HTTP/1.0 has no chunks."""
@@ -104,6 +107,20 @@ class Connection:
         except (OSError, ValueError):  # not TCP, or closed: uvloop finds no descriptor then
             return 0.0
         return int.from_bytes(info[_LAST_DATA_RECV], sys.byteorder) / 1000
+
+    def on_left(self, callback: Callable[[], None] | None) -> None:
+        """Call `callback` when the client leaves, or now if it has left. Replaces an earlier callback."""
+        if self._on_left is None:  # after a large body reading is paused, and the end would not be seen
+            self._flow.resume_reading()
+        self._on_left = callback
+        if self.left:
+            self.leave()
+
+    def leave(self) -> None:
+        """Note that the client has left."""
+        self.left = True
+        if self._on_left is not None:
+            self._on_left()
 
     def abort(self) -> None:
         """Cut the connection; closing the usual way waits for a client that does not read."""
@@ -184,6 +201,8 @@ class Protocol(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+            connection: Any = self._running.scope["extensions"][CONNECTION]
+            connection.leave()
 
     def pause_writing(self) -> None:
         """The client does not read: close the connection in time, or at once if others need it."""

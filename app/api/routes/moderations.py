@@ -71,7 +71,7 @@ class ModerationRoutes:
         policy = self._safety.policies.current.at_level(level).enforced
         judge = partial(self._safety.prompts.moderate, policy=policy, owner=caller.owner)
         with self._requests.enter(caller.owner):
-            client = Client(request.receive)
+            client = Client(request)
             return await client.until_disconnect(self._results(judge, texts, caller.owner), "moderation")
 
     async def _results(
