@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from app.errors import ReplayExpired
 from app.stream.ring import Ring
 
 MAX_WRITE_BYTES = 64 * 1024
@@ -35,8 +34,8 @@ class FrameSink(Protocol):
 class Reader:
     """One client's position in a stream.
 
-    A reader that has sent everything waits. The generation's own task then writes the next event
-    into the sink, without a task switch. A lagging client, a heartbeat and the end wake the reader's task.
+    A reader that has sent everything waits. Its stream then has it write the next events into the sink,
+    without a task switch. A lagging client, a heartbeat and the end wake the reader's task.
     """
 
     def __init__(
@@ -133,10 +132,10 @@ class Reader:
         try:
             while self.cursor != last_id and self.sink.ready():
                 self._send()
-        except ReplayExpired:  # this runs in the generation's task: the reader's own raises it again
+        except Exception:  # noqa: BLE001  # no other stream may suffer: the reader's own task raises it again
             self.wake()
             return
-        if self.cursor != last_id or self.at_end():
+        if self.cursor != last_id or self.closed or self._ended():
             self.wake()
 
     def wake(self) -> None:

@@ -44,6 +44,10 @@ class TextTrack(NamedTuple):
     tool_index: int = 0
 
 
+TextEvent = tuple[int, TextTrack, bytes]
+"""A text event: its id, its track, and its escaped text."""
+
+
 class TextRun(NamedTuple):
     """Text of one track: JSON-escaped, without quotes; logprobs entries joined by commas.
 
@@ -163,11 +167,8 @@ class Ring:
         """Set the counts of each choice at the last event."""
         self._counts_of.update(counts)
 
-    def append(self, delta: Delta) -> tuple[int, TextTrack, bytes]:
-        """Add a delta's text. The caller adds the finish reason as a control event.
-
-        Returns the event's id, track and escaped text.
-        """
+    def append(self, delta: Delta) -> TextEvent:
+        """Add a delta's text. The caller adds the finish reason as a control event."""
         tool = delta.tool
         key = (delta.choice, delta.channel, 0 if tool is None else tool.index)
         track = self._track_of.get(key)
