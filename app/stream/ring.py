@@ -222,11 +222,11 @@ class Ring:
         self.first_id += drop
         self._specials = {i: e for i, e in self._specials.items() if i >= self.first_id}
 
-    def after(self, cursor: int) -> tuple[int, ControlEvent | Sequence[TextRun]]:
+    def after(self, cursor: int, *, joined: bool = True) -> tuple[int, ControlEvent | Sequence[TextRun]]:
         """The next step after event `cursor`: `(id of its last event, content)`.
 
-        A control event is a step of its own. Consecutive text events are one step, with one run per track;
-        within a choice the runs have the order reasoning, text, tool. The caller makes sure that
+        A control event is a step of its own. Consecutive text events are one step if `joined`, with one run
+        per track; within a choice the runs have the order reasoning, text, tool. The caller makes sure that
         `first_id - 1 <= cursor < last_id`.
         """
         start = cursor - self.first_id + 1
@@ -234,10 +234,16 @@ class Ring:
         track = tracks[start]
         if track == _SPECIAL:
             return cursor + 1, self._specials[cursor + 1]
-        stop = start + 1
-        if stop == len(tracks):
-            return cursor + 1, (self._text_run(track, start, stop),)
+        if not joined or start + 1 == len(tracks):
+            return cursor + 1, (self._text_run(track, start, start + 1),)
         return self._coalesced(start)
+
+    def is_one_step(self, cursor: int) -> bool:
+        """True if no track repeats after event `cursor`: a token of each choice, or the parts of one."""
+        if self.last_id - cursor > len(self._names) + 1:
+            return False
+        tracks = self._tracks[cursor - self.first_id + 1 :]
+        return len(set(tracks)) == len(tracks)
 
     def _coalesced(self, start: int) -> tuple[int, Sequence[TextRun]]:
         merged: dict[int, list[TextRun]] = {}

@@ -71,7 +71,7 @@ class Wire(Protocol):
 
 
 class Outbox:
-    """The streams that have unsent events. They are sent together, one turn of the event loop after the first."""
+    """The streams that have unsent events: sent together, one turn of the event loop after the first."""
 
     __slots__ = ("_unsent",)
 
@@ -375,7 +375,7 @@ class TokenStream:
             self._frame = (cursor, event_id, frame)
             return event_id, frame
         self._check_held(cursor)
-        last_id, content = self._ring.after(cursor)
+        last_id, content = self._ring.after(cursor, joined=not self._ring.is_one_step(cursor))
         if isinstance(content, Sequence):
             frame = self._wire.delta(last_id, content)
         else:
