@@ -125,6 +125,8 @@ class Ring:
         self, limit_bytes: int, *, logprobs: bool = False, counts: bool = False, first_id: int = 1
     ) -> None:
         self._limit_bytes = limit_bytes
+        self.plain = not logprobs and not counts
+        """True if events have text only, without log probabilities and counts."""
         self.first_id = first_id
         self._tracks = array("H")
         self._ends = array("I")
@@ -158,11 +160,6 @@ class Ring:
             size += 96 * len(self._counts)
         return size
 
-    @property
-    def plain(self) -> bool:
-        """True if events have text only, without log probabilities and counts."""
-        return self._logprobs is None and self._counts is None
-
     def continue_from(self, counts: Mapping[int, Counts]) -> None:
         """Set the counts of each choice at the last event."""
         self._counts_of.update(counts)
@@ -181,8 +178,7 @@ class Ring:
             self._logprobs += b"," + orjson.dumps(delta.logprobs)[1:-1]
         if self._counts is not None:
             self._counts_of[delta.choice] = delta.counts
-        self._push(track)
-        return self.last_id, self._names[track - 1], text
+        return self._push(track), self._names[track - 1], text
 
     def _new_track(self, key: tuple[int, Channel, int]) -> int:
         self._names.append(TextTrack(*key))
@@ -194,16 +190,20 @@ class Ring:
         self._specials[self.last_id + 1] = event
         self._push(_SPECIAL)
 
-    def _push(self, track: int) -> None:
-        self._tracks.append(track)
-        self._ends.append(len(self._text))
+    def _push(self, track: int) -> int:
+        """Add an event of a track; returns its id."""
+        tracks = self._tracks
+        tracks.append(track)
+        num_bytes = len(self._text)
+        self._ends.append(num_bytes)
         if self._logprobs is not None:
             self._logprob_ends.append(len(self._logprobs))
         if self._counts is not None:
             self._counts.append(total_counts(self._counts_of))
         # The cheap test first: plain events are little but their text.
-        if len(self._text) + 6 * len(self._tracks) > self._limit_bytes or not self.plain:
+        if num_bytes + 6 * len(tracks) > self._limit_bytes or not self.plain:
             self._trim()
+        return self.first_id + len(tracks) - 1
 
     def _trim(self) -> None:
         if self.nbytes <= self._limit_bytes or len(self._tracks) < 2:

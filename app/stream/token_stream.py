@@ -370,7 +370,7 @@ class TokenStream:
         if start == cursor:
             return last_id, frame
         event_id, track, text = self._newest
-        if event_id == cursor + 1 and event_id == self._ring.last_id and self._plain:  # most frames
+        if event_id == cursor + 1 and self._plain:  # most frames
             frame = self._wire.text(event_id, track, text)
             self._frame = (cursor, event_id, frame)
             return event_id, frame

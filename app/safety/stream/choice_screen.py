@@ -67,14 +67,14 @@ class StreamTerms:
 class HeldDeltas:
     """The deltas of a choice that wait, in their order, and the counts of what was released."""
 
-    __slots__ = ("_terms", "_timed_s", "_timed_tokens", "at_once", "queue", "released")
+    __slots__ = ("_at_once", "_terms", "_timed_s", "_timed_tokens", "queue", "released")
 
     def __init__(self, terms: StreamTerms) -> None:
         self._terms = terms
         self.queue: deque[tuple[Delta, int, Position]] = deque()
         """Each delta, its number of tokens, and how far the hard list had read then."""
         self.released = Counts()
-        self.at_once = 0
+        self._at_once = 0
         """Deltas that were released without being held, and not counted yet."""
         self._timed_tokens = -1
         """The token whose time is taken, a single one at a time; -1 for none."""
@@ -85,14 +85,19 @@ class HeldDeltas:
         """The number of tokens that wait."""
         return self.queue[-1][1] - self.released.completion_tokens if self.queue else 0
 
+    def skip(self, counts: Counts) -> None:
+        """Note that a delta with these counts is released without being held."""
+        self.released = counts
+        self._at_once += 1
+
     def count_at_once(self) -> None:
         """Count the deltas that were not held; a call for each would cost as much as the rest of its way."""
-        self._terms.held_s(0.0, self.at_once)
-        self.at_once = 0
+        self._terms.held_s(0.0, self._at_once)
+        self._at_once = 0
 
     def append(self, delta: Delta, position: Position) -> None:
         """Hold a delta."""
-        if self.at_once:
+        if self._at_once:
             self.count_at_once()
         tokens = delta.counts.completion_tokens
         self.queue.append((delta, tokens, position))
@@ -178,8 +183,7 @@ class ChoiceScreen:
             held.append(delta, EVERYWHERE if spans is None else spans.position)
             self.state = HELD
             return HELD
-        held.released = counts  # most tokens: nothing is held
-        held.at_once += 1
+        held.skip(counts)  # most tokens: nothing is held
         self.state = CLEAR
         return CLEAR
 
