@@ -43,11 +43,11 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float | None) -> None:
+    def observe(self, value: float | None, times: int = 1) -> None:
         """Count a value; None is none."""
         if value is not None:
-            self._counts[bisect_left(self._bounds, value)] += 1
-            self.sum += value
+            self._counts[bisect_left(self._bounds, value)] += times
+            self.sum += times * value
 
     def cumulative(self) -> list[tuple[float, int]]:
         """Each bound with the observations up to it; the last bound is infinite."""
