@@ -15,6 +15,7 @@ from app.admission.estimates import FILE as PROFILE_FILE
 from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.admission.tuning import AdmissionTuning
+from app.concurrency.loop_meter import LoopMeter
 from app.core import Engine, Health
 from app.engine.supervise import history_of, start_stage_of
 from app.engine_factory import (
@@ -120,6 +121,7 @@ class Runtime:
         """Requests that a dead process had left open and this one's start has settled."""
         self.journal, self.suspensions = self._build_journal()
         self.purge = Purge(self.database, log, settings.purge_after_days)
+        self.loop_meter = LoopMeter()
         self._background: list[asyncio.Task[None]] = []
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
         self.safety = self.build_safety(load_models or load)
@@ -230,6 +232,7 @@ class Runtime:
                 for backend in self.backends
             ),
             asyncio.create_task(self._watch_pressure(), name="pressure"),
+            asyncio.create_task(self.loop_meter.run(), name="loop meter"),
         ]
         started_s = asyncio.get_running_loop().time()
         await asyncio.to_thread(check_child_args, self.settings)

@@ -106,6 +106,11 @@ TABLES = (
             Memory that the events of live streams take.
         gauge tokenring_retained_streams_bytes | bytes | streams.retained_bytes
             Memory that the events of ended streams take.
+        gauge tokenring_event_loop_core_share | 0 to 1 | loop_meter.core_share
+            Share of one core that the event loop used in the last 10 s. Near 1 it limits the node, and not
+            the engine; see docs/sizing.md.
+        gauge tokenring_event_loop_lag_seconds | seconds | loop_meter.lag_s
+            Longest delay in the last 10 s of what was due in the event loop.
         gauge tokenring_store_queue_depth | units | database.queue_depth
             Units of work that wait for the store's writer, or are being written.
         gauge tokenring_store_writer_lag_seconds | seconds | database.writer_lag_s
