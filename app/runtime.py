@@ -15,7 +15,6 @@ from app.admission.estimates import FILE as PROFILE_FILE
 from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.admission.tuning import AdmissionTuning
-from app.concurrency.loop_meter import LoopMeter
 from app.core import Engine, Health
 from app.engine.supervise import history_of, start_stage_of
 from app.engine_factory import (
@@ -40,7 +39,7 @@ from app.metering.estimate import TextCounter, prompt_estimate
 from app.metering.limits import Limiter
 from app.metering.pricing import PriceTable
 from app.metering.reads import Reads
-from app.metering.traffic import Histogram, ResponseCounts, Traffic
+from app.metering.traffic import LOOP_LAG_S, Histogram, ResponseCounts, Traffic
 from app.pipeline.serve import Pipeline
 from app.prefix_report.report import PrefixReport
 from app.resume.pending import Suspensions
@@ -121,7 +120,7 @@ class Runtime:
         """Requests that a dead process had left open and this one's start has settled."""
         self.journal, self.suspensions = self._build_journal()
         self.purge = Purge(self.database, log, settings.purge_after_days)
-        self.loop_meter = LoopMeter()
+        self.loop_lag = Histogram(LOOP_LAG_S)
         self._background: list[asyncio.Task[None]] = []
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
         self.safety = self.build_safety(load_models or load)
@@ -232,7 +231,6 @@ class Runtime:
                 for backend in self.backends
             ),
             asyncio.create_task(self._watch_pressure(), name="pressure"),
-            asyncio.create_task(self.loop_meter.run(), name="loop meter"),
         ]
         started_s = asyncio.get_running_loop().time()
         await asyncio.to_thread(check_child_args, self.settings)
@@ -304,10 +302,12 @@ class Runtime:
         return self.phase
 
     async def _watch_pressure(self) -> None:
-        """Move degraded mode by the large model's queue, and log the small model's state; for ever."""
+        """Move degraded mode by the large model's queue, log the small model, time the loop; for ever."""
         small, state, failures = self.small_engine, "starting", 0
         while True:
-            await asyncio.sleep(min(PRESSURE_POLL_S, self.settings.degrade_rise_s / 2))
+            due_s = time.monotonic() + min(PRESSURE_POLL_S, self.settings.degrade_rise_s / 2)
+            await asyncio.sleep(due_s - time.monotonic())
+            self.loop_lag.observe(max(0.0, time.monotonic() - due_s))
             try:
                 self._poll_pressure()
             except Exception as exc:  # noqa: BLE001  # the next look may be better

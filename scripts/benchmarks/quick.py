@@ -14,7 +14,7 @@ from scripts.benchmarks.driver import RunResult
 from scripts.benchmarks.machine import cpu_model
 
 SERVE = ["--streams", "16,64", "--pairs", "3", "--starts", "1", "--tokens", "96", "--rounds", "2"]
-PATH = ["--rows", "path,screens", "--pairs", "3", "--tokens", "100"]
+PATH = ["--rows", "path,screens", "--pairs", "3", "--tokens", "64", "--rounds", "1"]
 BUSY_CPUS = 0.2
 """CPUs used by others above which the figures are said to be those of a busy machine."""
 
