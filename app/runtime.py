@@ -38,7 +38,7 @@ from app.metering.estimate import TextCounter, prompt_estimate
 from app.metering.limits import Limiter
 from app.metering.pricing import PriceTable
 from app.metering.reads import Reads
-from app.metering.traffic import Histogram, ResponseCounts, Traffic
+from app.metering.traffic import LOOP_LAG_S, Histogram, ResponseCounts, Traffic
 from app.pipeline.serve import Pipeline
 from app.prefix_report.report import PrefixReport
 from app.resume.pending import Suspensions
@@ -119,6 +119,7 @@ class Runtime:
         """Requests that a dead process had left open and this one's start has settled."""
         self.journal, self.suspensions = self._build_journal()
         self.purge = Purge(self.database, log, settings.purge_after_days)
+        self.loop_lag = Histogram(LOOP_LAG_S)
         self._background: list[asyncio.Task[None]] = []
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
         self.safety = self.build_safety(load_models or load)
@@ -296,10 +297,12 @@ class Runtime:
         return self.phase
 
     async def _watch_pressure(self) -> None:
-        """Move degraded mode by the large model's queue, and log the small model's state; for ever."""
+        """Move degraded mode by the large model's queue, log the small model, time the loop; for ever."""
         small, state, failures = self.small_engine, "starting", 0
         while True:
-            await asyncio.sleep(min(PRESSURE_POLL_S, self.settings.degrade_rise_s / 2))
+            due_s = time.monotonic() + min(PRESSURE_POLL_S, self.settings.degrade_rise_s / 2)
+            await asyncio.sleep(due_s - time.monotonic())
+            self.loop_lag.observe(max(0.0, time.monotonic() - due_s))
             try:
                 self._poll_pressure()
             except Exception as exc:  # noqa: BLE001  # the next look may be better
