@@ -6,13 +6,11 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from app.api.http.access import Access, Endpoint
-from app.api.http.auth import Gatekeeper
+from app.api.http.auth import Access, Endpoint, Gatekeeper
 from app.api.http.cors import with_cors
 from app.api.http.errors import ErrorMiddleware, ErrorResponses
 from app.api.http.layers import CountedResponses, LimitHeaders
-from app.api.routes.abuse import AbuseRoutes
-from app.api.routes.admin import AdminKeyRoutes
+from app.api.routes.admin import AbuseRoutes, AdminKeyRoutes
 from app.api.routes.conversations import ConversationRoutes
 from app.api.routes.doors import chat_door, text_door
 from app.api.routes.generations import GenerationRoutes

@@ -1,23 +1,28 @@
-"""Authentication: callers and their rights, by stored keys, the setting `api_key`, or from this machine."""
+"""Access: callers and their rights, by stored keys, the setting `api_key`, or from this machine."""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import hmac
 import ipaddress
 import re
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from app.api.http.cors import ANY, parse_origins
 from app.errors import EngineNotReady, Forbidden, ServingError, Unauthorized
 from app.intake.caller import LOCAL, Caller
 from app.intake.scope import KEY_ID, LIMITED_KEY, OWNER
+from app.metering.reads import Reads
 from app.store.key_table import KeyTable
 from app.store.keys import ID_CHARS, digest_of
 
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+Handler = Callable[[Request, Caller], Awaitable[ASGIApp]]
 PROXY_HEADERS = """
     via forwarded forwarded-for x-forwarded x-forwarded-* x-original-forwarded-for x-original-host
     x-real-ip x-client-ip x-cluster-client-ip true-client-ip client-ip x-proxyuser-ip do-connecting-ip
@@ -102,6 +107,36 @@ class Gatekeeper:
     def _check_loaded(self) -> None:
         if not self._keys.loaded:
             raise EngineNotReady("The server cannot take requests yet: its store is being opened; try again.")
+
+
+class Access:
+    """Puts handlers behind the gatekeeper: who may call one, and how often.
+
+    The bounds are for requests that no limit of a key counts: their rate, and how many read the store at
+    once.
+    """
+
+    def __init__(self, gatekeeper: Gatekeeper, reads: Reads) -> None:
+        self._gatekeeper = gatekeeper
+        self._reads = reads
+
+    def __call__(
+        self, handler: Handler, *, admin: bool = False, paced: bool = False, alone: bool = False
+    ) -> Endpoint:
+        """The handler for every caller that has a key, or needs none; with `admin` for admin keys.
+
+        `paced` bounds it to `max_reads_per_s`. `alone` does too, and takes one request of an owner at a
+        time: for routes that read the store and no body.
+        """
+
+        async def handle(request: Request) -> ASGIApp:
+            caller = self._gatekeeper.admin(request) if admin else self._gatekeeper.caller(request)
+            if paced or alone:
+                self._reads.charge(caller.owner, caller.key)
+            async with self._reads.slot(caller.owner) if alone else contextlib.nullcontext():
+                return await handler(request, caller)
+
+        return handle
 
 
 def _bearer(header: str) -> str:

@@ -1,4 +1,4 @@
-"""The routes of admin keys: make, list, change, rotate and revoke API keys."""
+"""The routes of admin keys: make, list, change, rotate and revoke API keys, and look at flags of abuse."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.openai.listing import json_response
+from app.api.openai.listing import check_names, json_response
 from app.api.schema.key_terms import as_json, issued_as_json, read_new, read_overlap_us, read_terms
 from app.errors import StorageUnavailable
 from app.intake.bodies import BodyReader
 from app.intake.caller import Caller
+from app.metering.abuse import AbuseWatch, Flag
 from app.store import keys
 from app.store.database import Database
 from app.store.key_table import KeyTable, now_us
 
 T = TypeVar("T")
+_MICRO = 1_000_000
 
 
 class AdminKeyRoutes:
@@ -76,3 +78,29 @@ class AdminKeyRoutes:
 
 def _answer(body: dict[str, Any], status: int = 200) -> Response:
     return json_response(body, status, confidential=True)
+
+
+class AbuseRoutes:
+    """The handler of `/api/admin/abuse`. It tells; nothing is blocked."""
+
+    def __init__(self, abuse: AbuseWatch) -> None:
+        self._abuse = abuse
+
+    async def list(self, request: Request, _caller: Caller) -> Response:
+        """GET: every flag as of now. Raises StorageUnavailable."""
+        check_names(request, ("owner",))
+        flags = await self._abuse.read()
+        only = request.query_params.get("owner")
+        data = [_flag_as_json(flag) for flag in flags if only in (None, flag.owner)]
+        return json_response({"object": "list", "data": data}, confidential=True)
+
+
+def _flag_as_json(flag: Flag) -> dict[str, Any]:
+    return {
+        "object": "abuse.flag",
+        "kind": flag.kind,
+        "owner": flag.owner,
+        "key": flag.key_id,
+        "since": flag.since_us // _MICRO,
+        **flag.facts,
+    }
