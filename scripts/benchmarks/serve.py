@@ -175,7 +175,9 @@ def spread(pairs: int, starts: int) -> list[range]:
 
 def _compare(turns: Sequence[Turn], peer: str) -> list[report.Comparison]:
     ours, theirs = ([turn.runs[name] for turn in turns] for name in (OURS, peer))
-    return report.compare(FIGURES[peer], ours, theirs, [turn.start for turn in turns])
+    starts = [turn.start for turn in turns]
+    # Within one start the interval is over pairs, and says nothing of another start.
+    return report.compare(FIGURES[peer], ours, theirs, starts if len(set(starts)) > 1 else None)
 
 
 def _tell(arguments: argparse.Namespace, machine: dict[str, object], measured: Measured) -> None:
