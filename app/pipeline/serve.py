@@ -121,6 +121,7 @@ class Pipeline:
                         if screen.halted is not None or run.limit is not None:
                             break
                     outcome = await run.end(screen)
+                ticket.release()  # the next request's room does not wait for the commit
                 usage = entry.usage()
                 stream.conclude(usage, session.conclude(screen, trace.counts, usage.withheld_tokens))
                 if outcome is Outcome.CANCELLED:

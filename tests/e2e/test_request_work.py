@@ -19,8 +19,13 @@ from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import fetch
 
 REQUESTS = 8
-PASSED = "Please write a short polite letter that thanks our neighbours for the flowers in the garden."
+PASSED = (
+    "Please write a short polite letter that thanks our neighbours for the flowers in the garden."
+    " The {} roses are white."
+)
 """A prompt that the n-grams let pass alone."""
+READ = "Write a polite letter that thanks our neighbours for flowers in the garden, {} lines at most."
+"""A prompt of which they are not sure: the encoder reads it."""
 
 
 class Work:
@@ -70,11 +75,10 @@ class Work:
         return asyncio.Task(coro, loop=loop, **options)
 
 
-async def ask(served: Served, path: str) -> None:
+async def ask(served: Served, path: str, prompt: str = PASSED) -> None:
     """One request after the other, each with a prompt of its own."""
     for number in range(REQUESTS):
-        body = chat(f"{PASSED} The {number + 2} roses are white.", stream=True)
-        response = await fetch(served.port, "POST", path, body)
+        response = await fetch(served.port, "POST", path, chat(prompt.format(number + 2)))
         assert response.status == 200
 
 
@@ -106,3 +110,11 @@ async def test_a_stored_answer(work: Work):
     await work.begin()
     await ask(work.served, "/api/chat/completions")
     assert work.per_request() == {"tasks": 2, "thread hops": 2, "transactions": 2, "statements": 9}
+
+
+@pytest.mark.parametrize("safety", ["on"])
+async def test_a_prompt_that_the_encoder_reads(work: Work):
+    """One call of the encoder's thread more, and two tasks: one reads, one opens the stream behind it."""
+    await work.begin()
+    await ask(work.served, "/v1/chat/completions", READ)
+    assert work.per_request() == {"tasks": 4, "thread hops": 3, "transactions": 2, "statements": 4}

@@ -184,6 +184,10 @@ class HandTicket:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """See Ticket."""
         self.released = True
 
 

@@ -268,6 +268,17 @@ async def test_cancelled_while_its_reservation_is_written_it_is_not_withdrawn(wo
     assert world.admission.ticket.released
 
 
+async def test_room_is_given_back_before_the_settlement_is_written(world: Generations):
+    """The engine has ended: the next request needs no commit of this one."""
+    stream, serving = await running(world)
+    with busy_writer(world.database):
+        world.engine.finish()
+        await until(lambda: world.admission.ticket.released)
+        assert not stream.done
+    await serving
+    assert stream.done
+
+
 async def test_request_that_nobody_wants_any_more_does_not_queue(world: Generations):
     """Cancelled while it was rendered."""
     stream = world.stream(asked())
