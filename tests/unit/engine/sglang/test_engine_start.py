@@ -86,7 +86,7 @@ async def test_settings_that_cannot_work_are_told_as_such(monkeypatch: pytest.Mo
     [(5.0, 1800.0, 95.0), (5.0, 60.0, 60.0), (5.0, 0.0, 95.0), (0.0, 1800.0, 1800.0), (0.0, 0.0, 0.0)],
 )
 def test_a_restart_has_three_times_the_last_start(hang_s: float, start_s: float, max_s: float) -> None:
-    """And the limit of a hang, but no more than a start may take; without the limit of a hang, all of that."""
+    """And the limit of a hang, but no more than a start may take; with no limit of a hang, all of that."""
     engine = SGLangEngine(SGLangOptions(), limits=RestartLimits(hang_s=hang_s, start_s=start_s))
     engine.restarts.started(30.0)
     assert engine._max_restart_s() == max_s
