@@ -19,6 +19,7 @@ from app.errors import ServingError
 from app.settings import EXIT_CONFIG, Settings, SettingsError
 from app.store.opening import StoreRefused
 
+EXIT_PIPE = 1
 EXIT_USAGE = 2
 
 
@@ -73,24 +74,33 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     args = _parsed(list(sys.argv[1:] if argv is None else argv))
-    names = {s.name for s in settings_module.table()}
-    overrides = {k: v for k, v in vars(args).items() if k in names}
     try:
-        if args.command == "settings":
-            print(settings_table.text(markdown_only=args.markdown))
-            return 0
-        if args.command == "doctor":
-            return doctor.run(overrides, args)
-        if args.command == "safety":
-            return safety.run(args)
-        if args.command not in ("serve", "node"):
-            return store.run(args)
-        _warn_of_secrets(overrides)
-        settings = settings_module.load(overrides, os.environ, args.config)
-        return _serve(settings) if args.command == "serve" else _run_node(settings, args.rank)
+        status = _run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has left, as `head` does; the interpreter flushes again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
     except (SettingsError, StoreRefused, ServingError) as error:
         print(f"tokenring: {error}", file=sys.stderr)
         return EXIT_CONFIG if args.command in ("serve", "node") else EXIT_USAGE
+    return status
+
+
+def _run(args: argparse.Namespace) -> int:
+    names = {s.name for s in settings_module.table()}
+    overrides = {k: v for k, v in vars(args).items() if k in names}
+    if args.command == "settings":
+        print(settings_table.text(markdown_only=args.markdown))
+        return 0
+    if args.command == "doctor":
+        return doctor.run(overrides, args)
+    if args.command == "safety":
+        return safety.run(args)
+    if args.command not in ("serve", "node"):
+        return store.run(args)
+    _warn_of_secrets(overrides)
+    settings = settings_module.load(overrides, os.environ, args.config)
+    return _serve(settings) if args.command == "serve" else _run_node(settings, args.rank)
 
 
 def _parsed(argv: list[str]) -> argparse.Namespace:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from app import settings
 from app.cli import flags
 from app.cli.flags import Commands, command, flag
-from app.cli.store import reader_left, tell_store
+from app.cli.store import tell_store
 from app.core import SAFETY_LEVELS
 from app.safety.text.groups import GROUPINGS
 from app.store.database import FILE_NAME
@@ -94,12 +93,7 @@ def run(args: argparse.Namespace, load: Callable[[], Models] | None = None) -> i
     if args.verb == "report" and args.data_dir is not None:
         overrides["data_dir"] = str(args.data_dir)
     in_force = settings.load(overrides, os.environ, args.config)
-    try:
-        status = _report(args, in_force) if args.verb == "report" else _judge(args, in_force, load)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return reader_left()
-    return status
+    return _report(args, in_force) if args.verb == "report" else _judge(args, in_force, load)
 
 
 def _report(args: argparse.Namespace, in_force: settings.Settings) -> int:

@@ -28,7 +28,6 @@ from app.store.usage import UsageDifference, UsageSums, differences, rebuild
 
 EXIT_OK = 0
 EXIT_DIFFERENT = 1
-EXIT_PIPE = 1
 EXIT_INCOMPLETE = 1
 _DAY_US = 86_400_000_000
 _LEFT_TO_SERVER = (
@@ -76,11 +75,7 @@ def run(args: argparse.Namespace) -> int:
     data_dir = settings_of(args).data_dir
     if (data_dir / FILE_NAME).exists():
         tell_store(data_dir, changes_keys=args.command == "keys")
-    try:
-        status: int = args.run(args, data_dir)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return reader_left()
+    status: int = args.run(args, data_dir)
     return status
 
 
@@ -100,12 +95,6 @@ def tell_store(data_dir: Path, *, changes_keys: bool = False) -> None:
         text = "a server runs on it" + (f" (process {server.pid})" if server.pid else "")
         text += " and sees a change within a second" if changes_keys else ""
     print(f"tokenring: the store is {(data_dir / FILE_NAME).absolute()}; {text}", file=sys.stderr)
-
-
-def reader_left() -> int:
-    """The exit status where the reader has left, as `head` does; the interpreter flushes again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_PIPE
 
 
 def _days(text: str) -> int:

@@ -271,7 +271,7 @@ def checks(target: str) -> dict[str, Callable[[Image], None]]:
             "FlashInfer may write a kernel that its package lacks": partial(
                 ends, status=0, arguments=["-c", missing], entrypoint=["sh"]
             ),
-            "scripts/weight-cache sets nothing up, and says that there is no GPU": has_the_weight_cache,
+            "scripts/weight-cache sets nothing up, and asks for a model": has_the_weight_cache,
         }
     return titled
 
@@ -314,17 +314,8 @@ def ends(
 
 
 def has_the_weight_cache(image: Image) -> None:
-    """Run scripts/weight-cache with a settings file that asks for it."""
-    settings = image.root / "opt/tokenring/tokenring.toml"
-    settings.write_text('[engine.sglang]\nweight_cache_mode = "client"\n')
-    ends(
-        image,
-        status=78,
-        says="this machine has no GPU",
-        entrypoint=["scripts/weight-cache"],
-        environ={"TOKENRING_MODEL": "/models/none"},
-    )
-    settings.unlink()
+    """Run scripts/weight-cache without the arguments that it needs."""
+    ends(image, status=2, says="--model-path", entrypoint=["scripts/weight-cache"])
 
 
 def run(*command: str, stdin: bytes = b"") -> None:

@@ -104,6 +104,29 @@ async def test_the_answers_of_a_child_go_on_when_it_is_back(
     assert moved(engine) == {"resumed": 8}
 
 
+async def test_a_child_that_did_not_start_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same engine, which then answers; the reason is told meanwhile."""
+    serving, states = command, list[str]()
+
+    def failing_first(port: int) -> ChildCommand:
+        states.append(supervised.state)
+        failing = ChildCommand([sys.executable, "-S", "-c", "raise SystemExit('no memory')"])
+        return serving(port) if supervised.num_failures else failing
+
+    monkeypatch.setattr(sys.modules[__name__], "command", failing_first)
+    made = Small(continues_by_ids=True)
+    supervised = SupervisedEngine("small", made.make)
+    try:
+        await supervised.start()
+        await until(lambda: supervised.state == "ready", START_S)
+        check_whole(await ask(made.engines[0], max_tokens=TOKENS))
+    finally:
+        await supervised.aclose()
+    assert states[0] == "starting"
+    assert states[-1].startswith("down: SGLang did not start: the process ended with status 1")
+    assert made.children[0].pid is None
+
+
 async def test_a_guard_that_is_away_gives_no_verdict(small: tuple[Small, SupervisedEngine]) -> None:
     """A verdict that is being given when its server dies fails in its time, later ones at once."""
     made, _ = small

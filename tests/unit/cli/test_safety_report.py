@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.main import EXIT_USAGE, main
-from app.cli.store import EXIT_PIPE
+from app.cli.main import EXIT_PIPE, EXIT_USAGE, main
 from app.core import KeyTerms
 from app.store import keys, safety_records
 from app.store.backup import make_missing, transaction

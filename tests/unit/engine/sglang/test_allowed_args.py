@@ -1,19 +1,16 @@
-"""Weights that stay in GPU memory: what cannot work is refused, and both processes get the same arguments."""
+"""Arguments that may be set: a weight cache that cannot work is refused."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.engine.sglang import weight_daemon
 from app.engine.sglang.allowed_args import check_weight_cache
-from app.engine.sglang.args import BUILTIN_MODEL, SGLangOptions, server_arguments
+from app.engine.sglang.args import SGLangOptions, server_arguments
 from app.engine.sglang.platform import prepare_process
-from app.engine.sglang.weight_daemon import SHARED, daemon_command
 from app.settings import SettingsError
 
 WHERE = "[engine.sglang]"
@@ -81,34 +78,3 @@ def test_a_cpu_has_no_cache() -> None:
     prepare_process()
     with pytest.raises(SettingsError, match="no GPU"):
         server_arguments(SGLangOptions(server_args={"weight_cache_mode": "client"}))
-    with pytest.raises(SettingsError, match="no GPU"):
-        daemon_command(SGLangOptions(model="org/model"))
-
-
-@pytest.mark.sglang
-def test_the_process_gets_what_decides_where_weights_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang's own parser reads the same values as those of the engine."""
-    prepare_process()
-    from sglang.srt.server_args import ServerArgs
-
-    monkeypatch.setattr(weight_daemon, "needs_cpu_platform", lambda: False)
-    args = {
-        "dtype": "bfloat16",
-        "pp_size": 2,
-        "trust_remote_code": True,
-        "enable_dp_attention": False,
-        "revision": "main",
-        "mem_fraction_static": 0.8,
-        "json_model_override_args": "{}",
-    }
-    command = daemon_command(SGLangOptions(model=str(BUILTIN_MODEL), tp=4, server_args=args))
-    assert command[1:3] == ["-m", "sglang.srt.weight_cache.daemon"]
-    parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
-    read = vars(parser.parse_args(command[3:]))
-    assert set(SHARED) <= read.keys()
-    assert (read["model_path"], read["tp_size"]) == (str(BUILTIN_MODEL), 4)
-    for name in SHARED:
-        if name in args:
-            assert read[name] == args[name]
-    assert read["mem_fraction_static"] is None
