@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -16,11 +17,18 @@ from scripts.benchmarks.processes import ServerProcess, free_port
 from scripts.benchmarks.screen_switch import SEEDS
 
 ROOT = Path(__file__).parents[2]
+HURRIED = """
+import sys
+from scripts.benchmarks import __main__, screen_cpu
+screen_cpu.ROUNDS, screen_cpu.PRESCREENED = 1, 20
+sys.exit(__main__.main())
+"""
+SCRIPT = "rate=400,tokens=400,seed=1"
 
 
 def bench(*options, **settings):
     """Run a benchmark to its end; what it printed. Settings are the environment's."""
-    command = [sys.executable, "-m", "scripts.benchmarks", *options]
+    command = [sys.executable, "-c", HURRIED, *options]
     env = os.environ | {f"TOKENRING_{name.upper()}": value for name, value in settings.items()}
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False, env=env
@@ -29,19 +37,55 @@ def bench(*options, **settings):
     return done.stdout
 
 
-@pytest.mark.timeout(120)
-def test_the_screens_are_measured_against_none(tmp_path):
+def run_of_each(folder):
+    """The options of each run of `screen`, with the environment's settings."""
+    serve = [sys.executable, "-m", "app", "serve", "--port", "{port}", "--safety", "{safety}", "--data-dir"]
+    serve += [f"{folder}/{{safety}}", "--engine", "scripted", "--scripted", SCRIPT]
+    few = ["--requests", "8", "--starts", "1"]
+    return {
+        "against none": [
+            *("--pairs", "1", "--requests", "8", "--ttft-streams", "1", "--streams", "2"),
+            *("--command", shlex.join(serve), "--json", f"{folder}/none.json"),
+        ],
+        "within one server": [
+            *("--one-process", "--pairs", "2", *few, "--ttft-streams", "1", "--streams", "2", "--no-cpu"),
+            *("--json", f"{folder}/one.json"),
+        ],
+        "encoder": [
+            *("--one-process", "--encoder", "shipped", "--questions", "--pairs", "1", *few),
+            *("--ttft-streams", "2", "--streams", "", "--no-cpu"),
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the runs write."""
+    return tmp_path_factory.mktemp("screens")
+
+
+@pytest.fixture(scope="module")
+def measure(folder):
+    """What a run printed; two are made at a time, from the first one asked for on."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        own = {"engine": "scripted", "scripted": SCRIPT}
+        runs = {
+            name: pool.submit(bench, "screen", *options, **(own if "--one-process" in options else {}))
+            for name, options in run_of_each(folder).items()
+        }
+        yield lambda name: runs[name].result()
+        for run in runs.values():
+            run.cancel()
+
+
+@pytest.mark.timeout(240)
+def test_the_screens_are_measured_against_none(measure, folder):
     """The scripted engine on both sides: tables, equal requests in a pair, CPU of the screen."""
-    command = [sys.executable, "-m", "app", "serve", "--port", "{port}", "--safety", "{safety}", "--data-dir"]
-    command += [f"{tmp_path}/{{safety}}", "--engine", "scripted", "--scripted", "rate=400,tokens=400,seed=1"]
-    result = tmp_path / "screen.json"
-    options = ["--pairs", "1", "--requests", "8", "--ttft-streams", "1", "--streams", "2"]
-    printed = bench("screen", *options, "--command", shlex.join(command), "--json", str(result))
+    printed = measure("against none")
     assert printed.count("TTFT p50, ms") == 2
     assert "us of CPU per token over 64 streams" in printed
     assert "prompts of 2000 characters" in printed
-    written = json.loads(result.read_text())
-    runs = written["runs"]
+    runs = json.loads((folder / "none.json").read_text())["runs"]
     assert [(run["load"], run["server"]) for run in runs] == [
         (load, side) for load in ("first token", "flow") for side in ("on", "off")
     ]
@@ -51,29 +95,23 @@ def test_the_screens_are_measured_against_none(tmp_path):
     assert min(run["longest_gap_p50_ms"] for run in runs) > 0
 
 
-@pytest.mark.timeout(120)
-def test_the_screens_are_measured_within_one_server(tmp_path):
+@pytest.mark.timeout(240)
+def test_the_screens_are_measured_within_one_server(measure, folder):
     """Requests in turns: as many on either side, with the same tokens; nothing of the process as a whole."""
-    result = tmp_path / "screen.json"
-    options = ["--one-process", "--pairs", "2", "--starts", "1", "--requests", "8", "--ttft-streams", "1"]
-    script = "rate=400,tokens=400,seed=1"
-    options += ["--streams", "2", "--no-cpu", "--json", str(result)]
-    printed = bench("screen", *options, engine="scripted", scripted=script)
+    printed = measure("within one server")
     assert printed.count("2 pairs of") == printed.count("in one server") == 2
     assert "output tokens/s" not in printed
-    runs = json.loads(result.read_text())["runs"]
+    runs = json.loads((folder / "one.json").read_text())["runs"]
     assert [(run["load"], run["requests"]) for run in runs] == [("first token", 8)] * 4 + [("flow", 2)] * 4
     for on, off in zip(runs[::2], runs[1::2], strict=True):
         assert on["output_tokens"] == off["output_tokens"] > 0
         assert on["text_sha256"] != off["text_sha256"], "this engine's words are of the seed"
 
 
-@pytest.mark.timeout(120)
-def test_the_encoder_is_measured_within_one_server():
+@pytest.mark.timeout(240)
+def test_the_encoder_is_measured_within_one_server(measure):
     """With the questions of which it reads some; both sides are screened."""
-    options = ["--one-process", "--encoder", "shipped", "--questions", "--pairs", "1", "--starts", "1"]
-    options += ["--requests", "8", "--ttft-streams", "2", "--streams", "", "--no-cpu"]
-    printed = bench("screen", *options, engine="scripted", scripted="rate=400,tokens=400,seed=1")
+    printed = measure("encoder")
     assert "1 pairs of 8 requests in one server; 0 halted" in printed
     assert "the encoder would read" in printed
 
