@@ -13,7 +13,6 @@ from structlog.typing import FilteringBoundLogger
 from app.admission.admit import Admission
 from app.admission.estimates import FILE as PROFILE_FILE
 from app.admission.estimates import ThroughputProfile
-from app.admission.load_shedder import QueueBounds
 from app.admission.tuning import AdmissionTuning
 from app.core import Engine, Health
 from app.engine.supervise import history_of, start_stage_of
@@ -39,7 +38,7 @@ from app.metering.estimate import TextCounter, prompt_estimate
 from app.metering.limits import Limiter
 from app.metering.pricing import PriceTable
 from app.metering.reads import Reads
-from app.metering.traffic import Histogram, ResponseCounts, Traffic
+from app.metering.traffic import LOOP_LAG_S, Histogram, ResponseCounts, Traffic
 from app.pipeline.serve import Pipeline
 from app.prefix_report.report import PrefixReport
 from app.resume.pending import Suspensions
@@ -120,6 +119,7 @@ class Runtime:
         """Requests that a dead process had left open and this one's start has settled."""
         self.journal, self.suspensions = self._build_journal()
         self.purge = Purge(self.database, log, settings.purge_after_days)
+        self.loop_lag = Histogram(LOOP_LAG_S)
         self._background: list[asyncio.Task[None]] = []
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
         self.safety = self.build_safety(load_models or load)
@@ -132,7 +132,7 @@ class Runtime:
 
     def _build_journal(self) -> tuple[Journal, Suspensions]:
         """The journal, and the requests that an earlier process has suspended."""
-        settings, log, settled = self.settings, self.log, self.budgets.settled
+        settings, log, settled = self.settings, self.log, self.budgets.add_bill
         retention = Retention(self.database, settings.retention_s, lambda: self.ready)
         journal = Journal(
             self.database,
@@ -174,14 +174,10 @@ class Runtime:
         settings, streams, tuning = self.settings, self.streams, AdmissionTuning()
         admission = Admission(
             engine,
-            QueueBounds.of(settings, tuning),
+            settings,
             ThroughputProfile(settings.data_dir / PROFILE_FILE, tuning),
             tuning,
             count_prompt=partial(prompt_estimate, count=self._text_counter),
-            ttft_target_s=settings.ttft_target_s,
-            tpot_target_s=settings.tpot_target_s,
-            key_slowdown=settings.key_slowdown,
-            max_prefill_tokens=settings.max_prefill_tokens,
             abort_unread=lambda: streams.abort_unread(engine.model.id),
         )
         return Backend(engine, admission, name, self.retry_after_s)
@@ -246,7 +242,7 @@ class Runtime:
         # In a thread: a large vocabulary takes half a second.
         exact = await asyncio.to_thread(lambda: self._text_counter.use(self.engine.tokenizer_json()))
         for backend in self.backends:
-            backend.admission.open()
+            backend.admission.restart()
         self.phase, self._started = "ready", True
         self._note_models()
         took_s = asyncio.get_running_loop().time() - started_s
@@ -301,10 +297,12 @@ class Runtime:
         return self.phase
 
     async def _watch_pressure(self) -> None:
-        """Move degraded mode by the large model's queue, and log the small model's state; for ever."""
+        """Move degraded mode by the large model's queue, log the small model, time the loop; for ever."""
         small, state, failures = self.small_engine, "starting", 0
         while True:
-            await asyncio.sleep(min(PRESSURE_POLL_S, self.settings.degrade_rise_s / 2))
+            due_s = time.monotonic() + min(PRESSURE_POLL_S, self.settings.degrade_rise_s / 2)
+            await asyncio.sleep(due_s - time.monotonic())
+            self.loop_lag.observe(max(0.0, time.monotonic() - due_s))
             try:
                 self._poll_pressure()
             except Exception as exc:  # noqa: BLE001  # the next look may be better

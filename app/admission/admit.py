@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from app.admission.estimates import LengthEstimate, ThroughputProfile, expected
-from app.admission.load_shedder import LoadShedder, QueueBounds
+from app.admission.load_shedder import LoadShedder
 from app.admission.queue import FairQueue, Queued, Tenant
 from app.admission.scheduler import AdmissionScheduler
 from app.admission.ticket import Ticket, fingerprint_of
@@ -28,6 +28,7 @@ from app.admission.tuning import AdmissionTuning
 from app.admission.windows import DecodeWindow, PrefillWindow
 from app.core import TIERS, ChatRequest, Delta, Engine, Health, Key, Prompt, Tier
 from app.errors import Cancelled, ServingError
+from app.settings import Settings
 
 
 class Admission:
@@ -40,15 +41,11 @@ class Admission:
     def __init__(
         self,
         engine: Engine,
-        bounds: QueueBounds,
+        settings: Settings,
         profile: ThroughputProfile,
         tuning: AdmissionTuning,
         *,
         count_prompt: Callable[[ChatRequest], int],
-        ttft_target_s: float = 2.0,
-        tpot_target_s: float = 0.0,
-        key_slowdown: float = 0.0,
-        max_prefill_tokens: int = 16_384,
         abort_unread: Callable[[], str | None] = lambda: None,
         clock_s: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
@@ -58,13 +55,15 @@ class Admission:
         self.queue = FairQueue(tuning)
         self.scheduler = AdmissionScheduler(
             self.queue,
-            PrefillWindow(ttft_target_s, max_prefill_tokens, tuning),
-            DecodeWindow(tuning, tpot_target_s),
-            DecodeWindow(tuning, slowdown=key_slowdown),
+            PrefillWindow(settings.ttft_target_s, settings.max_prefill_tokens, tuning),
+            DecodeWindow(tuning, settings.tpot_target_s),
+            DecodeWindow(tuning, slowdown=settings.key_slowdown),
             tuning,
         )
         self._throughput = profile.throughput("", 0, clock_s())
-        self.load_shedder = LoadShedder(bounds, self.queue, self.scheduler, self._throughput, chance, tuning)
+        self.load_shedder = LoadShedder(
+            settings, self.queue, self.scheduler, self._throughput, chance, tuning
+        )
         self._model_lengths = profile.lengths("")
         self._new_ratio = 1.0
         """Tokens of a prompt that no other request in flight has, for each estimated one, lately."""
@@ -75,11 +74,11 @@ class Admission:
         self._waiting: dict[str, Ticket] = {}
         self._was_ready = False
         self._capacity_tokens = 0
-        self.open()
+        self.restart()
 
     # Life
 
-    def open(self) -> None:
+    def restart(self) -> None:
         """Begin with an engine that has just started, or started again: the windows are narrow."""
         self._was_ready = self._engine.health() is Health.READY
         if self._was_ready:
@@ -113,10 +112,10 @@ class Admission:
         ready = self._engine.health() is Health.READY
         # A restart may have been over between two looks, with a smaller pool.
         if ready and (not self._was_ready or self._engine.model.kv_capacity_tokens != self._capacity_tokens):
-            self.open()
+            self.restart()
         self._was_ready = ready
         self._throughput.advance(now_s, waiting=self.busy)
-        if self.scheduler.kv_budget.num_reservations and ready:
+        if self.scheduler.kv_budget.num_allocations and ready:
             load = self._engine.load()
             self.scheduler.kv_budget.observe(load)
             self.scheduler.limit_choices(load.max_running_reqs)
@@ -205,13 +204,16 @@ class Admission:
         if delta.finish_reason in ("stop", "length", "tool_calls") and tokens and not ticket.exact:
             tenant.lengths.add(tokens)
             self._model_lengths.add(tokens)
-        growth = LengthEstimate(ticket.max_tokens, 0)
-        if not ticket.exact:
+        if delta.finish_reason is not None and len(ticket.lengths) == 1:
+            growth = LengthEstimate(tokens, 0)
+        elif ticket.exact:
+            growth = LengthEstimate(ticket.max_tokens, 0)
+        else:
             growth = expected(
                 tenant.lengths, self._model_lengths, max(ticket.lengths), ticket.max_tokens, self._tuning
             )
-        self.scheduler.kv_budget.correct(ticket.reservation, growth, sum(ticket.lengths))
-        ticket.charge(ticket.uncached_tokens + ticket.reservation.mean)
+        self.scheduler.kv_budget.correct(ticket.allocation, growth, sum(ticket.lengths))
+        ticket.charge(ticket.uncached_tokens + ticket.allocation.mean)
 
     def _released(self, ticket: Ticket) -> None:
         """Called by a ticket that is given back."""
@@ -249,7 +251,7 @@ class Admission:
 
     async def _admission_of(self, ticket: Ticket) -> None:
         try:
-            await ticket.admitted()
+            await ticket.wait()
         except BaseException:
             if ticket.rid in self._waiting:
                 self._leave(ticket)
@@ -279,7 +281,7 @@ class Admission:
     def _admit(self, ticket: Ticket, now_s: float) -> None:
         self.scheduler.begin(ticket, now_s)
         self.admitted[ticket.tenant.tier] += 1
-        ticket.charge(ticket.uncached_tokens + ticket.reservation.mean)
+        ticket.charge(ticket.uncached_tokens + ticket.allocation.mean)
 
     def _reclaim(self) -> None:
         """While a request waits for memory, streams without a reader are ended, as many as are needed."""

@@ -1,4 +1,4 @@
-"""The engine's KV memory as reservations: prompts that share a beginning, answers that grow, replicas.
+"""The engine's KV memory as allocations: prompts that share a beginning, answers that grow, replicas.
 
 `KVBudget` is one pool, where a `PrefixTree` counts shared prompts once. `KVPools` are the pools of an engine
 that is several replicas of its model (data parallel): a request is in one of them, and a conversation goes
@@ -116,7 +116,7 @@ def _common(left: Sequence[int], right: Sequence[int], start: int, stop: int) ->
     return at - start
 
 
-class KVReservation:
+class KVAllocation:
     """KV tokens of one request. Without a `space` its prompt is shared with no other."""
 
     def __init__(
@@ -137,7 +137,6 @@ class KVReservation:
         self.variance = self.n * self.n * growth.variance
 
     def choose(self, replica: int) -> None:
-        """Set the replica whose pool it is in."""
         self.replica = replica
 
     @cached_property
@@ -156,7 +155,7 @@ class KVReservation:
 
 
 class KVBudget:
-    """One pool of KV memory as reservations, in tokens.
+    """One pool of KV memory as allocations, in tokens.
 
         committed = distinct prompt tokens + mean growth + margin * deviation of all growth together
 
@@ -167,21 +166,20 @@ class KVBudget:
     def __init__(self, capacity_tokens: int, tuning: AdmissionTuning) -> None:
         self._tuning = tuning
         self._tree = PrefixTree()
-        self._leaves: dict[KVReservation, PromptNode] = {}
+        self._leaves: dict[KVAllocation, PromptNode] = {}
         self.used_tokens = 0
         """Generated tokens of requests in flight, as last seen."""
         self._mean = self._variance = self._max_growth = 0
         self.restart(capacity_tokens)
 
     def restart(self, capacity_tokens: int) -> None:
-        """Begin with an engine that has just started; reservations stay until they are given back."""
+        """Begin with an engine that has just started; allocations stay until they are given back."""
         self.capacity_tokens = capacity_tokens
         self._drifts = deque[int](maxlen=self._tuning.drift_samples)
         self._drift_tokens = 0
 
     @property
-    def num_reservations(self) -> int:
-        """Requests that have a reservation."""
+    def num_allocations(self) -> int:
         return len(self._leaves)
 
     @property
@@ -191,47 +189,46 @@ class KVBudget:
 
     @property
     def committed_tokens(self) -> int:
-        """Tokens reserved now."""
+        """Tokens allocated now."""
         return self._tree.tokens + self._growth(0, 0, 0)
 
     @property
     def limit_tokens(self) -> int:
-        """Tokens that may be reserved: the capacity without headroom and without unaccounted use."""
+        """Tokens that may be allocated: the capacity without headroom and without unaccounted use."""
         return int(self.capacity_tokens * (1 - self._tuning.kv_headroom)) - self._drift_tokens
 
     def free_tokens(self, spare: float = 0.0) -> int:
-        """Tokens that may still be reserved while a share `spare` is kept free; below 0 if none."""
+        """Tokens that may still be allocated while a share `spare` is kept free; below 0 if none."""
         return self.limit_tokens - int(spare * self.capacity_tokens) - self.committed_tokens
 
-    def unshared_tokens(self, reservation: KVReservation) -> int:
+    def unshared_tokens(self, allocation: KVAllocation) -> int:
         """Tokens of the prompt that no other request in flight holds."""
-        return len(reservation.ids) - self._tree.shared_tokens(reservation.ids, reservation.space)
+        return len(allocation.ids) - self._tree.shared_tokens(allocation.ids, allocation.space)
 
-    def fits(self, reservation: KVReservation, spare: float = 0.0) -> bool:
+    def fits(self, allocation: KVAllocation, spare: float = 0.0) -> bool:
         """True if there is room with a share `spare` left free; into an empty pool everything fits."""
         if not self._leaves:
             return True
-        growth = self._growth(reservation.mean, reservation.variance, reservation.max_growth)
+        growth = self._growth(allocation.mean, allocation.variance, allocation.max_growth)
         room = self.limit_tokens - int(spare * self.capacity_tokens) - self.prompt_tokens - growth
-        if room >= len(reservation.ids) or room < 0:
+        if room >= len(allocation.ids) or room < 0:
             return room >= 0
-        return room >= self.unshared_tokens(reservation)
+        return room >= self.unshared_tokens(allocation)
 
-    def take(self, reservation: KVReservation) -> None:
-        """Reserve."""
-        self._leaves[reservation] = self._tree.insert(reservation.ids, reservation.space)
-        self._count(reservation, 1)
+    def take(self, allocation: KVAllocation) -> None:
+        self._leaves[allocation] = self._tree.insert(allocation.ids, allocation.space)
+        self._count(allocation, 1)
 
-    def correct(self, reservation: KVReservation, growth: LengthEstimate, generated: int) -> None:
+    def correct(self, allocation: KVAllocation, growth: LengthEstimate, generated: int) -> None:
         """Set a new estimate of a request in flight, and the tokens that it has generated."""
-        self._count(reservation, -1)
-        reservation.expect(growth, generated)
-        self._count(reservation, 1)
+        self._count(allocation, -1)
+        allocation.expect(growth, generated)
+        self._count(allocation, 1)
 
-    def give_back(self, reservation: KVReservation) -> None:
-        """End a reservation, once."""
-        self._tree.release(self._leaves.pop(reservation))
-        self._count(reservation, -1)
+    def give_back(self, allocation: KVAllocation) -> None:
+        """End an allocation, once."""
+        self._tree.release(self._leaves.pop(allocation))
+        self._count(allocation, -1)
 
     def observe(self, used_tokens: int) -> None:
         """Compare with the engine's own count, which is some steps old: the least of the last ones counts."""
@@ -239,11 +236,11 @@ class KVBudget:
         least = min(self._drifts) if len(self._drifts) == self._drifts.maxlen else 0
         self._drift_tokens = min(least, self.capacity_tokens // 2)
 
-    def _count(self, reservation: KVReservation, sign: int) -> None:
-        self._mean += sign * reservation.mean
-        self._variance += sign * reservation.variance
-        self._max_growth += sign * reservation.max_growth
-        self.used_tokens += sign * reservation.generated
+    def _count(self, allocation: KVAllocation, sign: int) -> None:
+        self._mean += sign * allocation.mean
+        self._variance += sign * allocation.variance
+        self._max_growth += sign * allocation.max_growth
+        self.used_tokens += sign * allocation.generated
 
     def _growth(self, mean: int, variance: int, max_growth: int) -> int:
         deviation = self._tuning.kv_margin_deviations * math.sqrt(self._variance + variance)
@@ -257,26 +254,26 @@ class PrefixLocations:
         self._replicas: dict[bytes, int] = {}
         """Bits of replicas by hash, the least recently used first."""
 
-    def known_tokens(self, reservation: KVReservation, replica: int) -> int:
+    def known_tokens(self, allocation: KVAllocation, replica: int) -> int:
         """The number of a prompt's first tokens that a replica has read before, as far as is remembered."""
         bit, tokens = 1 << replica, 0
-        for length, prefix_hash in reservation.prefix_hashes:
+        for length, prefix_hash in allocation.prefix_hashes:
             if not self._replicas.get(prefix_hash, 0) & bit:
                 break
             tokens = length
         return tokens
 
-    def read(self, reservation: KVReservation, replica: int) -> None:
+    def read(self, allocation: KVAllocation, replica: int) -> None:
         """Note that a replica reads a prompt."""
         replicas = self._replicas
-        for _, prefix_hash in reservation.prefix_hashes:
+        for _, prefix_hash in allocation.prefix_hashes:
             replicas[prefix_hash] = replicas.pop(prefix_hash, 0) | 1 << replica
         while len(replicas) > MAX_HASHES:
             del replicas[next(iter(replicas))]
 
 
 class KVPools:
-    """The budgets of all replicas. A request fits the engine where it fits one pool."""
+    """The budgets of all replicas, as KVBudget has them. A request fits the engine where it fits one pool."""
 
     def __init__(self, tuning: AdmissionTuning) -> None:
         self._tuning = tuning
@@ -284,16 +281,14 @@ class KVPools:
         self._locations = PrefixLocations()
 
     def restart(self, capacity_tokens: int, replicas: int = 1) -> None:
-        """Begin with an engine that has just started; reservations stay until they are given back."""
         self._locations = PrefixLocations()
-        if len(self._pools) != replicas:  # at the first start: nothing is reserved yet
+        if len(self._pools) != replicas:  # at the first start: nothing is allocated yet
             self._pools = [KVBudget(0, self._tuning) for _ in range(replicas)]
         for pool in self._pools:
             pool.restart(capacity_tokens // replicas)
 
     @property
     def capacity_tokens(self) -> int:
-        """The capacity of all pools."""
         return sum(pool.capacity_tokens for pool in self._pools)
 
     @property
@@ -302,64 +297,57 @@ class KVPools:
         return self._pools[0].capacity_tokens
 
     @property
-    def num_reservations(self) -> int:
-        """Reservations in all pools."""
-        return sum(pool.num_reservations for pool in self._pools)
+    def num_allocations(self) -> int:
+        return sum(pool.num_allocations for pool in self._pools)
 
     @property
     def committed_tokens(self) -> int:
-        """Tokens reserved now."""
         return sum(pool.committed_tokens for pool in self._pools)
 
     @property
     def limit_tokens(self) -> int:
-        """Tokens that may be reserved."""
         return sum(pool.limit_tokens for pool in self._pools)
 
     def free_tokens(self, spare: float = 0.0) -> int:
-        """Tokens that may still be reserved, of all pools, while a share `spare` is kept free."""
         return sum(pool.free_tokens(spare) for pool in self._pools)
 
-    def unshared_tokens(self, reservation: KVReservation, spare: float = 0.0) -> int:
+    def unshared_tokens(self, allocation: KVAllocation, spare: float = 0.0) -> int:
         """Tokens of the prompt that no other request holds in the pool that it is in, or would be in."""
-        return self._pools[self._replica(reservation, spare)].unshared_tokens(reservation)
+        return self._pools[self._replica(allocation, spare)].unshared_tokens(allocation)
 
-    def fits(self, reservation: KVReservation, spare: float = 0.0) -> bool:
+    def fits(self, allocation: KVAllocation, spare: float = 0.0) -> bool:
         """True if a pool has room with a share `spare` left free."""
-        return any(pool.fits(reservation, spare) for pool in self._pools)
+        return any(pool.fits(allocation, spare) for pool in self._pools)
 
-    def take(self, reservation: KVReservation, spare: float = 0.0) -> None:
-        """Reserve in the best pool that has room, or the best one."""
-        replica = self._replica(reservation, spare)
+    def take(self, allocation: KVAllocation, spare: float = 0.0) -> None:
+        """Allocate in the best pool that has room, or the best one."""
+        replica = self._replica(allocation, spare)
         if len(self._pools) > 1:
-            reservation.choose(replica)
-            self._locations.read(reservation, replica)
-        self._pools[replica].take(reservation)
+            allocation.choose(replica)
+            self._locations.read(allocation, replica)
+        self._pools[replica].take(allocation)
 
-    def correct(self, reservation: KVReservation, growth: LengthEstimate, generated: int) -> None:
-        """Set a new estimate of a request in flight, and the tokens that it has generated."""
-        self._pools[reservation.replica or 0].correct(reservation, growth, generated)
+    def correct(self, allocation: KVAllocation, growth: LengthEstimate, generated: int) -> None:
+        self._pools[allocation.replica or 0].correct(allocation, growth, generated)
 
-    def give_back(self, reservation: KVReservation) -> None:
-        """End a reservation, once."""
-        self._pools[reservation.replica or 0].give_back(reservation)
+    def give_back(self, allocation: KVAllocation) -> None:
+        self._pools[allocation.replica or 0].give_back(allocation)
 
     def observe(self, load: EngineLoad) -> None:
-        """Compare with the engine's own counts; see KVBudget.observe."""
         used = [load.used_tokens] if len(self._pools) == 1 else load.replica_used_tokens
         for pool, used_tokens in zip(self._pools, used, strict=False):
             pool.observe(used_tokens)
 
-    def _replica(self, reservation: KVReservation, spare: float) -> int:
+    def _replica(self, allocation: KVAllocation, spare: float) -> int:
         if len(self._pools) == 1:
             return 0
-        if reservation.replica is not None:
-            return reservation.replica
-        replicas = list(self._by_preference(reservation))
-        fitting = (replica for replica in replicas if self._pools[replica].fits(reservation, spare))
+        if allocation.replica is not None:
+            return allocation.replica
+        replicas = list(self._by_preference(allocation))
+        fitting = (replica for replica in replicas if self._pools[replica].fits(allocation, spare))
         return next(fitting, replicas[0])
 
-    def _by_preference(self, reservation: KVReservation) -> Iterator[int]:
+    def _by_preference(self, allocation: KVAllocation) -> Iterator[int]:
         """The replicas, the best for a prompt first.
 
         That is the one with the most room in its pool, where a token to be computed again counts
@@ -367,7 +355,7 @@ class KVPools:
         """
         costs = []
         for replica, pool in enumerate(self._pools):
-            held = len(reservation.ids) - pool.unshared_tokens(reservation)
-            unread = len(reservation.ids) - max(held, self._locations.known_tokens(reservation, replica))
+            held = len(allocation.ids) - pool.unshared_tokens(allocation)
+            unread = len(allocation.ids) - max(held, self._locations.known_tokens(allocation, replica))
             costs.append((self._tuning.replica_stay * unread - pool.free_tokens(), replica))
         return (replica for _, replica in sorted(costs))

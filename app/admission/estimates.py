@@ -91,7 +91,7 @@ def expected(
 
 
 class Throughput:
-    """Tokens of reservations that end per second, while requests wait: idleness is not slowness."""
+    """Tokens of allocations that end per second, while requests wait: idleness is not slowness."""
 
     def __init__(
         self, guess_tokens_per_s: float, now_s: float, tuning: AdmissionTuning, worth_s: float = 1.0
@@ -122,7 +122,7 @@ class Throughput:
             self.measured_s = self.measured_s * kept + passed_s
 
     def freed(self, tokens: int) -> None:
-        """A reservation ended while requests waited."""
+        """An allocation ended while requests waited."""
         self._tokens += tokens
 
 

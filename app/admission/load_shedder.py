@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 
 from app.admission.estimates import Throughput
 from app.admission.queue import FairQueue, Queued, Tenant
@@ -24,32 +23,6 @@ from app.errors import KeyOverloaded, Overloaded, ServingError
 from app.settings import Settings
 
 CODES = (KeyOverloaded.default_code, Overloaded.default_code, "queue_timeout")
-
-
-@dataclass(frozen=True, slots=True)
-class QueueBounds:
-    """Bounds of the queue and of waiting times, in seconds; 0 tokens means `AdmissionTuning.queue_pools`.
-
-    `max_expected_s` bounds the expected wait, in tiers other than batch.
-    """
-
-    max_queued_requests: int = 2048
-    max_queued_tokens: int = 0
-    deadline_s: Mapping[Tier, float] = field(
-        default_factory=lambda: {"interactive": 5.0, "standard": 10.0, "batch": 300.0}
-    )
-    max_expected_s: float = math.inf
-
-    @classmethod
-    def of(cls, settings: Settings, tuning: AdmissionTuning) -> QueueBounds:
-        """The bounds of the settings."""
-        deadline_s: Mapping[Tier, float] = {
-            "interactive": settings.queue_interactive_s,
-            "standard": settings.queue_standard_s,
-            "batch": settings.queue_batch_s,
-        }
-        max_expected_s = tuning.wait_of_ttft * settings.ttft_target_s
-        return cls(settings.max_queued_requests, settings.max_queued_tokens, deadline_s, max_expected_s)
 
 
 class RetrySlots:
@@ -122,7 +95,7 @@ class LoadShedder:
 
     def __init__(
         self,
-        bounds: QueueBounds,
+        settings: Settings,
         queue: FairQueue,
         scheduler: AdmissionScheduler,
         throughput: Throughput,
@@ -134,9 +107,15 @@ class LoadShedder:
         self.retry_slots = Counter({"kept": 0, "missed": 0})
         """Slots whose time is over, by what became of them."""
         self._degraded_refuses = False
-        self.bounds, self._queue, self._scheduler, self._throughput = bounds, queue, scheduler, throughput
+        self._queue, self._scheduler, self._throughput = queue, scheduler, throughput
         self._chance, self._tuning = chance, tuning
-        self._deadline_s = tuple(bounds.deadline_s[tier] for tier in TIERS)
+        self.max_queued_requests, self._max_queued_tokens = (
+            settings.max_queued_requests,
+            settings.max_queued_tokens,
+        )
+        self._deadline_s = (settings.queue_interactive_s, settings.queue_standard_s, settings.queue_batch_s)
+        self._max_expected_s = tuning.wait_of_ttft * settings.ttft_target_s
+        """Bound on the expected wait, in tiers other than batch."""
         self._slots: dict[str, RetrySlots] = {}
 
     def degraded(self, *, refuses: bool) -> None:
@@ -150,12 +129,11 @@ class LoadShedder:
     @property
     def max_queued_tokens(self) -> int:
         """Tokens that may wait."""
-        return self.bounds.max_queued_tokens or int(
+        return self._max_queued_tokens or int(
             self._tuning.queue_pools * self._scheduler.kv_budget.capacity_tokens
         )
 
     def slots_of(self, tenant: Tenant) -> RetrySlots:
-        """The retry slots of a key."""
         return self._slots.setdefault(tenant.name, RetrySlots(self._tuning.grace_s))
 
     def precheck(self, queued: Queued, now_s: float) -> None:
@@ -193,7 +171,7 @@ class LoadShedder:
     def max_wait_s(self, tenant: Tenant) -> float:
         """Seconds that a key's next request may wait by expectation."""
         usable_s = self._tuning.usable_deadline * self._deadline_s[tenant.rank]
-        return usable_s if tenant.tier == "batch" else min(usable_s, self.bounds.max_expected_s)
+        return usable_s if tenant.tier == "batch" else min(usable_s, self._max_expected_s)
 
     def wait_s(self, tenant: Tenant, now_s: float) -> float:
         """Seconds that a key's next request would wait by expectation, if it is as its others are."""
@@ -213,7 +191,7 @@ class LoadShedder:
     def _may_wait(self, queued: Queued, now_s: float, *, has_slot: bool = False) -> bool:
         tenant, queue = queued.tenant, self._queue
         free_tokens = self.max_queued_tokens - queue.tokens
-        free_requests = self.bounds.max_queued_requests - len(queue)
+        free_requests = self.max_queued_requests - len(queue)
         full = free_requests < 1 or (queued.tokens > free_tokens and queue.tokens)
         if full or self.is_too_old(queued, has_slot=has_slot):
             return False

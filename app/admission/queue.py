@@ -97,13 +97,11 @@ class Tenant:
         self.refused_at_s, self.wanted_until_s = now_s, max(wanted_until_s, self.wanted_until_s)
 
     def enter(self, queued: Queued) -> None:
-        """Count a request that waits."""
         self.waiting[queued] = None
         self.waiting_tokens += queued.tokens
         self.waiting_uncached_tokens += queued.uncached_tokens
 
     def leave(self, queued: Queued) -> None:
-        """Count out a request that waits no more."""
         del self.waiting[queued]
         self.waiting_tokens -= queued.tokens
         self.waiting_uncached_tokens -= queued.uncached_tokens
@@ -204,7 +202,6 @@ class FairQueue:
         return tenant
 
     def enter(self, queued: Queued) -> None:
-        """Have a request wait."""
         tenant, level = queued.tenant, self._levels[queued.tenant.rank]
         tenant.enter(queued)
         level.waiting[queued] = level.tenants[tenant] = self._active[tenant] = None
@@ -212,7 +209,6 @@ class FairQueue:
         self.uncached_tokens += queued.uncached_tokens
 
     def remove(self, queued: Queued) -> None:
-        """Have a request wait no more."""
         tenant, level = queued.tenant, self._levels[queued.tenant.rank]
         tenant.leave(queued)
         del level.waiting[queued]

@@ -51,7 +51,7 @@ class AdmissionScheduler:
         self._max_choices = 0
         self._running: dict[str, Ticket] = {}
         self._blocked: Ticket | None = None
-        self._held_back: set[Tenant] = set()
+        self._over_share: set[Tenant] = set()
         """Keys with the obstacle SHARE, as of the last look."""
 
     # What is in the engine
@@ -69,28 +69,28 @@ class AdmissionScheduler:
     def measure(self, ticket: Ticket) -> None:
         """Set how much of a request's prompt no other request in flight has."""
         spare = self._spare(ticket.tenant, ticket.tokens)
-        unshared_tokens = self.kv_budget.unshared_tokens(ticket.reservation, spare)
+        unshared_tokens = self.kv_budget.unshared_tokens(ticket.allocation, spare)
         ticket.size(unshared_tokens, self.kv_budget.pool_tokens)
 
     def begin(self, ticket: Ticket, now_s: float) -> None:
         """Admit a request."""
         spare = self._spare(ticket.tenant, ticket.tokens)
-        self._queue.begin(ticket, ticket.reservation.n, now_s)
-        self.kv_budget.take(ticket.reservation, spare)
+        self._queue.begin(ticket, ticket.allocation.n, now_s)
+        self.kv_budget.take(ticket.allocation, spare)
         self._running[ticket.rid] = ticket
-        self.num_choices += ticket.reservation.n
+        self.num_choices += ticket.allocation.n
         if not self.key_window.fits(self.num_choices):
-            self.key_window.hold_back()
+            self.key_window.mark_full()
         ticket.admit(now_s, queued_behind=self.prefill_window.enter(ticket.uncached_tokens, now_s))
 
     def end(self, ticket: Ticket) -> None:
         """Take back the room of an admitted request."""
         if not ticket.started:
             self.prefill_window.leave(ticket.uncached_tokens)
-        self.kv_budget.give_back(ticket.reservation)
-        self._queue.end(ticket, ticket.reservation.n)
+        self.kv_budget.give_back(ticket.allocation)
+        self._queue.end(ticket, ticket.allocation.n)
         del self._running[ticket.rid]
-        self.num_choices -= ticket.reservation.n
+        self.num_choices -= ticket.allocation.n
 
     def reclaim(self, rid: str) -> None:
         """Note that a request was aborted so that others have room; unknown ids are ignored."""
@@ -148,25 +148,25 @@ class AdmissionScheduler:
     def next(self, now_s: float) -> Ticket | None:
         """The first request in order without an obstacle; those that it passes count its tokens."""
         blocked: list[Ticket] = []
-        self._held_back.clear()
+        self._over_share.clear()
         self._blocked = None
         scanned = self._tuning.scanned if self._has_choices(1) else 1
         for ticket in islice(self._queue.in_order(now_s), scanned):
             assert isinstance(ticket, Ticket)
             obstacle = self.obstacle(ticket, now_s, blocked)
             if obstacle is Obstacle.SHARE:
-                self.key_window.hold_back()
-                self._held_back.add(ticket.tenant)  # a key above its share blocks no other
+                self.key_window.mark_full()
+                self._over_share.add(ticket.tenant)  # a key above its share blocks no other
                 continue
             if obstacle is None:
                 for passed in blocked:
                     passed.record_bypass(ticket.tokens)
                 return ticket
             if obstacle is Obstacle.PREFILL:
-                self.prefill_window.hold_back()
+                self.prefill_window.mark_full()
                 return None
             if obstacle is Obstacle.DECODE:
-                self.window.hold_back()
+                self.window.mark_full()
             blocked.append(ticket)
             self._blocked = blocked[0]
             if ticket.bypassed_tokens >= self._tuning.hard_bypass * ticket.tokens:
@@ -175,7 +175,7 @@ class AdmissionScheduler:
 
     def obstacle(self, ticket: Ticket, now_s: float, blocked: Sequence[Ticket] = ()) -> Obstacle | None:
         """The reason why a request waits behind those `blocked`; None if it may be admitted now."""
-        tenant, n = ticket.tenant, ticket.reservation.n
+        tenant, n = ticket.tenant, ticket.allocation.n
         if self._slows_others(tenant, n, now_s):
             return Obstacle.SHARE
         if not all(self._may_pass(tenant, ticket.tokens, len(tenant.waiting), other) for other in blocked):
@@ -185,7 +185,7 @@ class AdmissionScheduler:
             return Obstacle.CHOICES
         if not self._decodes(tenant, n, spare):
             return Obstacle.DECODE
-        if not self.kv_budget.fits(ticket.reservation, spare):
+        if not self.kv_budget.fits(ticket.allocation, spare):
             return Obstacle.MEMORY
         return None if self.prefill_window.fits(ticket.uncached_tokens) else Obstacle.PREFILL
 
@@ -195,10 +195,10 @@ class AdmissionScheduler:
         Neither the requests of keys that are held back nor those of a key whose blocked request it may pass
         count as before it. Where it may pass one, it may also use the room kept for keys within their share.
         """
-        held_back = [other for other in self._held_back if other is not tenant]
-        n = len(self._queue) - sum(len(other.waiting) for other in held_back) + 1
-        passed = sum(other.waiting_tokens for other in held_back)
-        uncached = sum(other.waiting_uncached_tokens for other in held_back)
+        over_share = [other for other in self._over_share if other is not tenant]
+        n = len(self._queue) - sum(len(other.waiting) for other in over_share) + 1
+        passed = sum(other.waiting_tokens for other in over_share)
+        uncached = sum(other.waiting_uncached_tokens for other in over_share)
         spare = self._tuning.spare
         decodes = not self.num_choices or self.window.fits(self.num_choices + n, spare)
         if decodes and self._has_queue_room(n, tokens - passed, uncached, spare, age_s):
@@ -256,9 +256,9 @@ class AdmissionScheduler:
     # Shares
 
     def _spare(self, tenant: Tenant, tokens: int) -> float:
-        """The share of the budget reserved against a key that would have so many tokens more.
+        """The share of the budget kept from a key that would have so many tokens more.
 
-        Nothing is reserved against a key with nothing in flight, or within its share, were there one more
+        Nothing is kept from a key with nothing in flight, or within its share, were there one more
         key.
         """
         if not tenant.num_in_flight or (len(self._queue.tenants) == 1 and not tenant.keyed):

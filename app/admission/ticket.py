@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
 
-from app.admission.budget import KVReservation
+from app.admission.budget import KVAllocation
 from app.admission.estimates import LengthEstimate
 from app.admission.queue import Queued, Tenant
 from app.core import ChatRequest, Delta, Prompt
@@ -47,7 +47,7 @@ class Ticket(Queued):
         self.rid = request.request_id
         self.max_tokens = prompt.max_tokens
         self.exact = bool(request.body.get("ignore_eos"))
-        self.reservation = KVReservation(prompt.token_ids, prompt.space, request.n, prompt.max_tokens, growth)
+        self.allocation = KVAllocation(prompt.token_ids, prompt.space, request.n, prompt.max_tokens, growth)
         self.charged_tokens = 0
         self.admitted_s: float | None = None
         self.queued_behind = self.started = self.reclaimed = self.over = False
@@ -59,11 +59,11 @@ class Ticket(Queued):
     def size(self, unshared_tokens: int, capacity_tokens: int) -> None:
         """Set how much of its prompt no other request in flight has."""
         self.uncached_tokens = unshared_tokens
-        self.tokens = max(min(unshared_tokens + self.reservation.mean, capacity_tokens), 1)
+        self.tokens = max(min(unshared_tokens + self.allocation.mean, capacity_tokens), 1)
 
     def with_replica(self, prompt: Prompt) -> Prompt:
         """Its prompt with the replica that it was admitted to."""
-        replica = self.reservation.replica
+        replica = self.allocation.replica
         return prompt if replica is None else replace(prompt, replica=replica)
 
     def charge(self, tokens: int) -> None:
@@ -80,7 +80,7 @@ class Ticket(Queued):
         """End its wait: `admitted` raises that."""
         self._resolve(error)
 
-    async def admitted(self) -> None:
+    async def wait(self) -> None:
         """Wait until it is admitted. Raises what it is refused with."""
         self._future = asyncio.get_running_loop().create_future()
         await self._future

@@ -15,11 +15,11 @@ class AdmissionTuning:
     # KV memory
     # Deviations over the mean growth, >= 0: no retraction in `bench overload`.
     kv_margin_deviations: float = 2.5
-    kv_headroom: float = 0.02  # share of the pool that is never reserved: pages that are not full
+    kv_headroom: float = 0.02  # share of the pool that is never allocated: pages that are not full
     drift_samples: int = 6  # looks, >= 1, of which the least counts: the engine's own count is some steps old
     # Share of pool and places kept for keys that use less than theirs: they need not wait.
     spare: float = 0.125
-    # Tokens of an answer, >= 1, between looks at its reservation; later 1/8 of its length.
+    # Tokens of an answer, >= 1, between looks at its allocation; later 1/8 of its length.
     step_tokens: int = 32
 
     # Tokens of other requests, >= 0, that a replica may have more of than another for each token of a prompt

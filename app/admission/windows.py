@@ -29,15 +29,15 @@ class PrefillWindow:
         self.window_tokens = float(self._tuning.prefill_step_tokens)
         self._threshold = math.inf
         self._narrowed_at_s = -math.inf
-        self._holds_back = False
+        self._is_full = False
 
     def fits(self, tokens: int) -> bool:
         """True if a prompt of so many uncached tokens may go to the engine now; a single one always."""
         return not self.waiting_tokens or self.waiting_tokens + self._size(tokens) <= self.window_tokens
 
-    def hold_back(self) -> None:
+    def mark_full(self) -> None:
         """Note that a request waits for this window alone: until it is empty, it measures the engine."""
-        self._holds_back = True
+        self._is_full = True
 
     def queueable_tokens(self, age_s: float) -> int:
         """Tokens that may wait for the prefill alone: half the target, less `age_s`, at its speed."""
@@ -60,9 +60,9 @@ class PrefillWindow:
         """Count out a prompt that has its first token. A late one counts if others were before it."""
         size, step = self._size(tokens), self._tuning.prefill_step_tokens
         # A window that holds no request back measures no speed.
-        self._speed.advance(now_s, waiting=self._holds_back)
-        self._speed.freed(size if self._holds_back else 0)
-        wide = self._holds_back or 2 * self.waiting_tokens >= self.window_tokens
+        self._speed.advance(now_s, waiting=self._is_full)
+        self._speed.freed(size if self._is_full else 0)
+        wide = self._is_full or 2 * self.waiting_tokens >= self.window_tokens
         self.waiting_tokens -= size
         if now_s - admitted_s > self._target_s:
             if queued_behind and admitted_s >= self._narrowed_at_s:  # once for all admitted before
@@ -73,7 +73,7 @@ class PrefillWindow:
             self.window_tokens += step * size / self.window_tokens if slow else size
             self.window_tokens = min(self.window_tokens, self._max_tokens)
         if not self.waiting_tokens:
-            self._holds_back = False
+            self._is_full = False
 
     def _size(self, tokens: int) -> int:
         return max(tokens, self._tuning.prefill_min_tokens)
@@ -102,7 +102,7 @@ class DecodeWindow:
         self._smooth_s, self._least_s = 0.0, math.inf
         self.max_choices = first if self._target_s or self._slowdown else math.inf
         self._proven_choices = first
-        self._narrowed = self._holds_back = False
+        self._narrowed = self._is_full = False
         self._tokens, self._took_s = 0, 0.0
         self._looked_s: float | None = None
 
@@ -115,9 +115,9 @@ class DecodeWindow:
         """True if so many may run, a share of the window kept for others."""
         return num_choices <= self.max_choices * (1.0 - spare)
 
-    def hold_back(self) -> None:
+    def mark_full(self) -> None:
         """Note that more would run if the window were wider."""
-        self._holds_back = True
+        self._is_full = True
 
     def observe_decode(self, tokens: int, took_s: float, running: int, now_s: float) -> None:
         """Count tokens that a choice was given in that time, beside `running` with itself."""
@@ -136,7 +136,7 @@ class DecodeWindow:
             self._least_s = min(self._least_s, self._smooth_s)
             self._target_s = self._slowdown * self._least_s
         part_used = tpot_s / self._target_s
-        held_back, self._holds_back = self._holds_back, False
+        was_full, self._is_full = self._is_full, False
         self._tokens, self._took_s, self._looked_s = 0, 0.0, now_s
         if part_used > 1.0:
             # With more running than that it was narrowed for them already.
@@ -145,7 +145,7 @@ class DecodeWindow:
                 self.max_choices = max(self.max_choices * max(1.0 / part_used, tuning.decode_decrease), 1.0)
             return
         self._proven_choices = max(self._proven_choices, running)
-        if part_used < tuning.decode_widen_below and held_back:
+        if part_used < tuning.decode_widen_below and was_full:
             self._widen(running, running / part_used)
 
     def _widen(self, running: int, safe_choices: float) -> None:

@@ -10,19 +10,17 @@ from app.api.http.access import Access, Endpoint
 from app.api.http.auth import Gatekeeper
 from app.api.http.cors import with_cors
 from app.api.http.errors import ErrorMiddleware, ErrorResponses
-from app.api.http.layers import CountedResponses, LimitHeaders, TrailingSlash
+from app.api.http.layers import CountedResponses, LimitHeaders
 from app.api.routes.abuse import AbuseRoutes
 from app.api.routes.admin import AdminKeyRoutes
-from app.api.routes.chat import chat_door
-from app.api.routes.completions import text_door
 from app.api.routes.conversations import ConversationRoutes
+from app.api.routes.doors import chat_door, text_door
 from app.api.routes.generations import GenerationRoutes
-from app.api.routes.info import InfoRoutes, openapi
 from app.api.routes.metrics import MetricsRoutes
 from app.api.routes.moderations import ModerationRoutes
 from app.api.routes.prefixes import PrefixRoutes
 from app.api.routes.safety import SafetyRoutes
-from app.api.routes.service import ServiceRoutes
+from app.api.routes.service import ServiceRoutes, openapi
 from app.api.routes.tokens import TokenRoutes
 from app.api.routes.usage import UsageRoutes
 from app.intake.bodies import BodyMemory, BodyReader
@@ -42,7 +40,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
     app = Starlette(routes=_routes(runtime), exception_handlers=handlers)
     app.router.redirect_slashes = False
     budget = BodyBudget(runtime.settings.body_memory_bytes)
-    layers = BodyMemory(LimitHeaders(TrailingSlash(app), runtime.limiter), budget)
+    layers = BodyMemory(LimitHeaders(app, runtime.limiter), budget)
     whole = with_cors(ErrorMiddleware(layers, runtime.log), runtime.settings.cors_origins)
     return CountedResponses(whole, runtime.responses)
 
@@ -62,12 +60,14 @@ def _routes(runtime: Runtime) -> list[Route]:
         route("/healthz", service.healthz, "GET"),
         *(route(path, service.readyz, "GET") for path in HEALTH_PATHS),
         route("/version", service.version, "GET"),
-        route("/api/models", access.paced(service.models), "GET"),
-        route("/v1/models", access.paced(service.models_openai), "GET"),
-        route("/v1/models/{id:path}", access.paced(service.model_openai), "GET"),
-        route("/api/usage", access.one_at_a_time(usage.usage), "GET"),
-        route("/api/prefixes", access.paced(prefixes.own), "GET"),
-        route("/api/admin/prefixes", access.admin(prefixes.list), "GET"),
+        route("/api/models", access(service.models, paced=True), "GET"),
+        *(route(path, access(service.model_info, paced=True), "GET") for path in MODEL_INFO_PATHS),
+        *(route(path, access(service.server_info, paced=True), "GET") for path in SERVER_INFO_PATHS),
+        route("/v1/models", access(service.models_openai, paced=True), "GET"),
+        route("/v1/models/{id:path}", access(service.model_openai, paced=True), "GET"),
+        route("/api/usage", access(usage.usage, alone=True), "GET"),
+        route("/api/prefixes", access(prefixes.own, paced=True), "GET"),
+        route("/api/admin/prefixes", access(prefixes.list, admin=True), "GET"),
         *_generation_routes(runtime, access, bodies),
         *_text_routes(runtime, access, bodies),
         *_conversation_routes(runtime, access, bodies),
@@ -81,10 +81,10 @@ def _generation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> 
     api = GenerationRoutes(chat_door(store=True, strict=strict), intake)
     path = "/api/chat/completions"
     routes = [
-        route(path, access.any_caller(api.create), "POST"),
-        route(path + "/{id}", access.any_caller(api.attach), "GET"),
-        route(path + "/{id}", access.any_caller(api.cancel), "DELETE"),
-        route(path + "/{id}/cancel", access.any_caller(api.cancel), "POST"),
+        route(path, access(api.create), "POST"),
+        route(path + "/{id}", access(api.attach), "GET"),
+        route(path + "/{id}", access(api.cancel), "DELETE"),
+        route(path + "/{id}/cancel", access(api.cancel), "POST"),
     ]
     openai = {
         "/v1/chat/completions": chat_door(store=False, strict=strict),
@@ -93,25 +93,26 @@ def _generation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> 
     for path, door in openai.items():
         generations = GenerationRoutes(door, intake)
         routes += [
-            route(path, access.any_caller(generations.create), "POST"),
-            route(path + "/{id}", access.any_caller(generations.retrieve), "GET"),
-            route(path + "/{id}", access.any_caller(generations.delete), "DELETE"),
-            route(path + "/{id}/cancel", access.any_caller(generations.cancel), "POST"),
+            route(path, access(generations.create), "POST"),
+            route(path + "/{id}", access(generations.retrieve), "GET"),
+            route(path + "/{id}", access(generations.delete), "DELETE"),
+            route(path + "/{id}/cancel", access(generations.cancel), "POST"),
         ]
     return routes
 
 
 def _text_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> list[Route]:
     """Routes of texts that get no answer, under the paths of SGLang and vLLM, the older ones too."""
-    info, tokens = InfoRoutes(runtime), TokenRoutes(runtime, bodies)
+    tokens = TokenRoutes(runtime, bodies)
     moderations = ModerationRoutes(runtime.safety, runtime.limiter, bodies)
     return [
-        *(route(path, access.paced(info.model_info), "GET") for path in MODEL_INFO_PATHS),
-        *(route(path, access.paced(info.server_info), "GET") for path in SERVER_INFO_PATHS),
-        *(route(path, access.paced(tokens.tokenize), "POST") for path in ("/tokenize", "/v1/tokenize")),
-        *(route(path, access.paced(tokens.detokenize), "POST") for path in ("/detokenize", "/v1/detokenize")),
-        route("/api/moderations", access.any_caller(moderations.create), "POST"),
-        route("/v1/moderations", access.any_caller(moderations.create), "POST"),
+        *(route(path, access(tokens.tokenize, paced=True), "POST") for path in ("/tokenize", "/v1/tokenize")),
+        *(
+            route(path, access(tokens.detokenize, paced=True), "POST")
+            for path in ("/detokenize", "/v1/detokenize")
+        ),
+        route("/api/moderations", access(moderations.create), "POST"),
+        route("/v1/moderations", access(moderations.create), "POST"),
     ]
 
 
@@ -119,12 +120,12 @@ def _conversation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -
     conversations = ConversationRoutes(runtime, bodies)
     by_id = "/api/conversations/{id}"
     return [
-        route("/api/conversations", access.one_at_a_time(conversations.list), "GET"),
-        route(by_id, access.one_at_a_time(conversations.view), "GET"),
-        route(by_id, access.paced(conversations.rename), "PATCH"),
-        route(by_id, access.paced(conversations.delete), "DELETE"),
-        route(by_id + "/restore", access.paced(conversations.restore), "POST"),
-        route(by_id + "/export", access.one_at_a_time(conversations.export), "GET"),
+        route("/api/conversations", access(conversations.list, alone=True), "GET"),
+        route(by_id, access(conversations.view, alone=True), "GET"),
+        route(by_id, access(conversations.rename, paced=True), "PATCH"),
+        route(by_id, access(conversations.delete, paced=True), "DELETE"),
+        route(by_id + "/restore", access(conversations.restore, paced=True), "POST"),
+        route(by_id + "/export", access(conversations.export, alone=True), "GET"),
     ]
 
 
@@ -133,15 +134,15 @@ def _admin_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> list[
     safety = SafetyRoutes(runtime.database, runtime.policies, runtime.reload_policy)
     path = "/api/admin/keys"
     return [
-        route("/metrics", access.admin(MetricsRoutes(runtime).metrics), "GET"),
-        route(path, access.admin(keys.list), "GET"),
-        route(path, access.admin(keys.create), "POST"),
-        route(path + "/{id}", access.admin(keys.change), "PATCH"),
-        route(path + "/{id}", access.admin(keys.revoke), "DELETE"),
-        route(path + "/{id}/rotate", access.admin(keys.rotate), "POST"),
-        route("/api/admin/safety", access.one_at_a_time(safety.list, admin=True), "GET"),
-        route("/api/admin/safety/reload", access.admin(safety.reload), "POST"),
-        route("/api/admin/abuse", access.one_at_a_time(AbuseRoutes(runtime.abuse).list, admin=True), "GET"),
+        route("/metrics", access(MetricsRoutes(runtime).metrics, admin=True), "GET"),
+        route(path, access(keys.list, admin=True), "GET"),
+        route(path, access(keys.create, admin=True), "POST"),
+        route(path + "/{id}", access(keys.change, admin=True), "PATCH"),
+        route(path + "/{id}", access(keys.revoke, admin=True), "DELETE"),
+        route(path + "/{id}/rotate", access(keys.rotate, admin=True), "POST"),
+        route("/api/admin/safety", access(safety.list, admin=True, alone=True), "GET"),
+        route("/api/admin/safety/reload", access(safety.reload, admin=True), "POST"),
+        route("/api/admin/abuse", access(AbuseRoutes(runtime.abuse).list, admin=True, alone=True), "GET"),
     ]
 
 

@@ -18,9 +18,9 @@ from starlette.types import ASGIApp
 from structlog.typing import FilteringBoundLogger
 
 from app.api.app import build_app
-from app.api.first_screen import FIRST_KEY, command, is_open, local_host, ready_text, tell_progress, url_of
 from app.api.http.connections import Connections
 from app.api.http.protocol import Protocol
+from app.api.startup_text import FIRST_KEY, command, is_keyless, local_host, log_progress, ready_text, url_of
 from app.core import LOCAL_OWNER, KeyTerms
 from app.errors import EngineFailed
 from app.log import configure
@@ -120,20 +120,20 @@ async def serve(
         explain()
         raise
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, _asked_to_stop, stop, runtime)
+        loop.add_signal_handler(signum, _on_stop_signal, stop, runtime)
     on_terminal = sys.stderr.isatty()
-    loop.add_signal_handler(signal.SIGHUP, _hung_up, stop, runtime, on_terminal)
+    loop.add_signal_handler(signal.SIGHUP, _on_hangup, stop, runtime, on_terminal)
     _raise_file_limit(settings, log)
     server = http_server(build_app(runtime), settings, log, runtime.responses)
     serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
     host, port = sock.getsockname()[:2]
-    _collect_seldom()
+    _set_gc_thresholds()
     log.info("listening", url=url_of(host, port))
     local_url = url_of(local_host(host), port)
     starting = asyncio.create_task(_start(runtime, local_url, explain), name="start")
     status = EXIT_CONFIG  # the store, if what follows raises
     try:
-        status = await _until_over(runtime, starting, stop)
+        status = await _wait_for_end(runtime, starting, stop)
         if status == EXIT_OK:
             await runtime.drain()
     finally:
@@ -150,10 +150,10 @@ async def _start(runtime: Runtime, url: str, explain: Callable[[], None]) -> Non
 
     `url` is the server's address as this machine's clients write it.
     """
-    telling = asyncio.create_task(tell_progress(runtime), name="progress")
+    progress = asyncio.create_task(log_progress(runtime), name="progress")
     try:
         await runtime.open_store()
-        if is_open(runtime):
+        if is_keyless(runtime):
             hint = "there are no API keys; requests from this machine need none"
             runtime.log.warning("open_mode", hint=hint)
         elif runtime.keys.empty and not runtime.settings.api_key:
@@ -166,7 +166,7 @@ async def _start(runtime: Runtime, url: str, explain: Callable[[], None]) -> Non
         await asyncio.to_thread(explain)
         raise
     finally:
-        telling.cancel()
+        progress.cancel()
 
 
 async def _make_first_key(runtime: Runtime) -> None:
@@ -180,17 +180,17 @@ async def _make_first_key(runtime: Runtime) -> None:
         runtime.log.warning("first_key", key=issued.key.id, hint="an admin key was made and printed once")
 
 
-def _asked_to_stop(stop: asyncio.Event, runtime: Runtime) -> None:
+def _on_stop_signal(stop: asyncio.Event, runtime: Runtime) -> None:
     """The first signal lets live streams finish; a second signal ends them at once."""
     if stop.is_set():
         runtime.streams.stop_waiting()
     stop.set()
 
 
-def _hung_up(stop: asyncio.Event, runtime: Runtime, on_terminal: bool) -> None:  # noqa: FBT001  # add_signal_handler passes by position
+def _on_hangup(stop: asyncio.Event, runtime: Runtime, on_terminal: bool) -> None:  # noqa: FBT001  # add_signal_handler passes by position
     """SIGHUP: read the policy file again. If the terminal was closed, stop."""
     if on_terminal and not sys.stderr.isatty():
-        _asked_to_stop(stop, runtime)
+        _on_stop_signal(stop, runtime)
         return
     try:
         runtime.reload_policy()
@@ -198,7 +198,7 @@ def _hung_up(stop: asyncio.Event, runtime: Runtime, on_terminal: bool) -> None: 
         runtime.log.error("policy_refused", reason=str(exc), hint="the policy stays as it was")
 
 
-def _collect_seldom() -> None:
+def _set_gc_thresholds() -> None:
     """Make full garbage collections rare.
 
     The objects of a request are freed by reference counts alone (tests/fault/test_nothing_leaks.py). With
@@ -220,7 +220,7 @@ def _raise_file_limit(settings: Settings, log: FilteringBoundLogger) -> None:
         )
 
 
-async def _until_over(runtime: Runtime, starting: asyncio.Task[None], stop: asyncio.Event) -> int:
+async def _wait_for_end(runtime: Runtime, starting: asyncio.Task[None], stop: asyncio.Event) -> int:
     """Wait for a signal, or for the engine's end. Returns the exit status."""
     stopped = asyncio.create_task(stop.wait())
     ended = asyncio.create_task(runtime.engine_ended.wait())

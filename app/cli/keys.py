@@ -26,7 +26,7 @@ from app.cli.store import settings_of, tell_store
 from app.core import DEGRADING, GRAMMARS, LOCAL_OWNER, RESUMING, SAFETY_LEVELS, SCOPES, TIERS, Key, KeyTerms
 from app.errors import BadRequest
 from app.store import keys
-from app.store.backup import make_missing, opened
+from app.store.backup import make_missing, transaction
 from app.store.database import FILE_NAME
 from app.store.key_table import now_us
 from app.store.opening import StoreRefused
@@ -120,7 +120,7 @@ def _create(args: argparse.Namespace, data_dir: Path) -> int:
     terms, owner = read_new(_key_fields(args), at_us)
     if not (data_dir / FILE_NAME).exists():
         _make_store(args, data_dir)
-    with opened(data_dir, write=True) as connection:
+    with transaction(data_dir, write=True) as connection:
         is_first = keys.create_first(connection, terms, at_us, owner)
         issued = is_first or keys.create(connection, terms, at_us, owner)
     _warn(args, issued.key.terms, data_dir)
@@ -153,7 +153,7 @@ def _update(args: argparse.Namespace, data_dir: Path) -> int:
     terms = read_terms(_key_fields(args), at_us)
     if not terms:
         raise BadRequest("Nothing to change: give at least one flag, as --weight 2.")
-    with opened(data_dir, write=True) as connection:
+    with transaction(data_dir, write=True) as connection:
         key = keys.change(connection, args.id, terms)
     _warn(args, key.terms, data_dir)
     return _say(args, key, at_us, _table([as_json(key, at_us)]))
@@ -161,7 +161,7 @@ def _update(args: argparse.Namespace, data_dir: Path) -> int:
 
 def _rotate(args: argparse.Namespace, data_dir: Path) -> int:
     at_us, overlap_us = now_us(), read_overlap_us({"overlap_s": args.overlap_s})
-    with opened(data_dir, write=True) as connection:
+    with transaction(data_dir, write=True) as connection:
         issued = keys.rotate(connection, args.id, at_us, overlap_us)
     ends = "is no longer valid" if not args.overlap_s else f"stays valid for {args.overlap_s:,} s more"
     return _tell(args, issued, at_us, [f"The old secret {ends}."])
@@ -180,7 +180,7 @@ def _tell(args: argparse.Namespace, issued: keys.NewKey, at_us: int, notes: Sequ
 
 def _list(args: argparse.Namespace, data_dir: Path) -> int:
     at_us = now_us()
-    with opened(data_dir) as connection:
+    with transaction(data_dir) as connection:
         rows = [as_json(key, at_us) for key in keys.all_keys(connection)]
     if args.json:
         print(json.dumps({"object": "list", "data": rows}))
@@ -194,7 +194,7 @@ def _expire(args: argparse.Namespace, data_dir: Path) -> int:
     terms: Mapping[str, Any] = {"expires_at_us": at_us}
     if args.at is not None:
         terms = read_terms({"expires_at": None if args.at == NEVER else args.at}, at_us)
-    with opened(data_dir, write=True) as connection:
+    with transaction(data_dir, write=True) as connection:
         key = keys.change(connection, args.id, terms)
     ends_at_us = key.terms.expires_at_us
     when = "does not expire" if ends_at_us is None else f"ends at {_text_of(ends_at_us // 1_000_000)}"
@@ -203,7 +203,7 @@ def _expire(args: argparse.Namespace, data_dir: Path) -> int:
 
 def _revoke(args: argparse.Namespace, data_dir: Path) -> int:
     at_us = now_us()
-    with opened(data_dir, write=True) as connection:
+    with transaction(data_dir, write=True) as connection:
         key = keys.revoke(connection, args.id, at_us)
     return _say(args, key, at_us, f"{key.id} is revoked.")
 

@@ -23,7 +23,7 @@ from app.safety.policies.policy import Policy
 from app.safety.thresholds import MAX_FPR, MIN_FPR
 from app.settings import SettingsError
 from app.store import keys, safety_records
-from app.store.backup import opened
+from app.store.backup import transaction
 
 EXIT_OK = 0
 _SHOWN = 20
@@ -43,7 +43,7 @@ def run_report(args: argparse.Namespace, policy: Policy, data_dir: Path) -> int:
             raise SettingsError(f"--block-fpr: must be {MIN_FPR:g} to {MAX_FPR:g}, got {args.block_fpr:g}")
         under = f"block at {100 * args.block_fpr:g}%"
         judges[under] = by_policy(policy.at_rate(args.block_fpr))
-    with opened(data_dir) as connection:
+    with transaction(data_dir) as connection:
         figures = report(
             safety_records.records(connection, first, last),
             safety_records.totals(connection, first, last),

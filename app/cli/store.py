@@ -17,13 +17,13 @@ from app.cli import tables
 from app.cli.flags import Commands, add_period, command, flag
 from app.errors import BadRequest
 from app.metering.usage import groups_of, period_of, sums_as_json, text_of, usage_report
-from app.store.backup import backup, connected, conversations, deleted_before, opened
+from app.store.backup import backup, connected, conversations, transaction
 from app.store.conversations import no_conversation
 from app.store.database import FILE_NAME
 from app.store.events import num_erased
 from app.store.export import FORMATS, document
 from app.store.opening import StoreRefused, holder
-from app.store.purge import purge_now
+from app.store.purge import deleted_before, purge_now
 from app.store.usage import UsageDifference, UsageSums, differences, rebuild
 
 EXIT_OK = 0
@@ -119,18 +119,18 @@ def _usage(args: argparse.Namespace, data_dir: Path) -> int:
         return _verify(args, data_dir)
     period = period_of(args.period, args.first, args.last, datetime.now(UTC).date())
     group_by = groups_of(args.group_by)
-    with opened(data_dir) as connection:
+    with transaction(data_dir) as connection:
         report = usage_report(connection, period, group_by)
     _print(args, report, _usage_table(report, group_by))
     return EXIT_OK
 
 
 def _verify(args: argparse.Namespace, data_dir: Path) -> int:
-    with opened(data_dir) as connection:
+    with transaction(data_dir) as connection:
         mismatches = differences(connection)
     if args.rebuild:
         for day in sorted({difference.day for difference in mismatches}):
-            with opened(data_dir, write=True) as connection:  # a day at a time: a server waits meanwhile
+            with transaction(data_dir, write=True) as connection:  # a day at a time: a server waits meanwhile
                 rebuild(connection, day)
     report = {
         "object": "usage.verification",
@@ -150,7 +150,7 @@ def _verify(args: argparse.Namespace, data_dir: Path) -> int:
 
 
 def _backup(args: argparse.Namespace, data_dir: Path) -> int:
-    with opened(data_dir, older=True) as connection:
+    with transaction(data_dir, older=True) as connection:
         size_bytes = backup(connection, args.file)
     report = {"object": "backup", "file": str(args.file), "size_bytes": size_bytes}
     _print(args, report, [f"{args.file}: {size_bytes} bytes, checked."])
@@ -160,7 +160,7 @@ def _backup(args: argparse.Namespace, data_dir: Path) -> int:
 def _export(args: argparse.Namespace, data_dir: Path) -> int:
     if args.json and args.out is None and args.format != "json":
         raise BadRequest("--json needs --format json, or --out.")
-    with opened(data_dir) as connection:
+    with transaction(data_dir) as connection:
         ids = [(id_, owner) for id_, owner in conversations(connection) if args.id in (ALL, id_)]
         if args.id != ALL and not ids:
             raise no_conversation(args.id)
@@ -205,7 +205,7 @@ def _purge(args: argparse.Namespace, data_dir: Path) -> int:
     served = holder(data_dir) is not None
     with connected(data_dir, write=True) as connection:
         if args.id is None:
-            ids = deleted_before(connection, time.time_ns() // 1000 - args.deleted_before * _DAY_US)
+            ids = deleted_before(connection, time.time_ns() // 1000 - args.deleted_before * _DAY_US, "id")
         else:
             ids = [args.id]
         emptied = purge_now(connection, ids, vacuum=not served)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from app.doctor import machine, service
+from app.doctor import front_process, machine, service
 from app.doctor.subject import Finding, Subject, failure, gpus_of, later, warning
 from app.settings import Settings
 
@@ -34,6 +34,7 @@ CHECKS: Mapping[str, Check] = {
     "prices": service.prices,
     "keys": service.keys,
     "policy": service.policy,
+    "event_loop": front_process.event_loop,
 }
 MAX_CHECKS_S = 4.5
 """Seconds for all checks; a disk or a driver that hangs ends none of them."""

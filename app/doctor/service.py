@@ -32,7 +32,7 @@ from app.engine_factory import check_models, models_of, names_of
 from app.metering.pricing import ANY_MODEL, PriceTable
 from app.safety.policies.policy_file import read
 from app.settings import SettingsError
-from app.store.backup import opened
+from app.store.backup import transaction
 from app.store.key_table import now_us
 from app.store.keys import all_keys
 from app.store.opening import StoreRefused, holder
@@ -200,7 +200,7 @@ def keys(subject: Subject) -> Finding:
     """Remarks on the keys: models that are not there, budgets without prices."""
     folder = subject.settings.data_dir
     try:
-        with opened(folder) as connection:
+        with transaction(folder) as connection:
             stored = [key for key in all_keys(connection) if key.status(now_us()) == "active"]
     except StoreRefused as exc:
         return not_applicable(str(exc))

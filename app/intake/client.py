@@ -9,28 +9,28 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.requests import ClientDisconnect, Request
+
+from app.intake.scope import CONNECTION
 
 T = TypeVar("T")
 
 
 class Client:
-    """Watches for the client of a request to leave. Nothing else receives of the request meanwhile."""
+    """Watches for the client of a request to leave."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._watch: asyncio.Task[None] | None = None
-        self._callback: Callable[[], None] | None = None
-        self.gone = False
+    def __init__(self, request: Request) -> None:
+        self._connection = request.scope["extensions"][CONNECTION]
+
+    @property
+    def gone(self) -> bool:
+        """True if the client has left."""
+        left: bool = self._connection.left
+        return left
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the client leaves, or now if it has left. Replaces an earlier callback."""
-        self._callback = callback
-        if self.gone:
-            callback()
-        elif self._watch is None:
-            self._watch = asyncio.create_task(self._until_gone())
+        self._connection.on_left(callback)
 
     async def until_disconnect(self, work: Coroutine[Any, Any, T], name: str) -> T:
         """The result of `work`, a task of that name, cancelled when the client leaves.
@@ -50,17 +50,8 @@ class Client:
             self.stop()
 
     def stop(self) -> None:
-        """Stop watching, and drop all references, so that no cycle is left to the garbage collector."""
-        if self._watch is not None:
-            self._watch.cancel()
-        self._watch = self._callback = None
-
-    async def _until_gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.gone = True
-        if self._callback is not None:
-            self._callback()
+        """Stop watching, and drop the callback, so that no cycle is left to the garbage collector."""
+        self._connection.on_left(None)
 
 
 def _cancel(task: asyncio.Task[Any]) -> None:

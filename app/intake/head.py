@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -35,18 +36,20 @@ class Head:
     @classmethod
     def of(cls, request: Request, key: Key | None) -> Head:
         """Raises BadRequest and ReplayPositionUnknown, naming the header."""
-        idempotency_key = request.headers.get("idempotency-key")
+        # In one pass: each of Starlette's look-ups goes through all. Of two of a name the first counts.
+        headers = dict(reversed(request.headers.items()))
+        idempotency_key = headers.get("idempotency-key")
         if idempotency_key is not None and not 0 < len(idempotency_key) <= 255:
             raise BadRequest("Idempotency-Key must have 1 to 255 characters.", param="Idempotency-Key")
-        named = request.headers.get("x-route")
+        named = headers.get("x-route")
         if named not in (None, *get_args(Size)):
             raise BadRequest(f"x-route must be small or large, got {named!r}.", param="x-route")
-        in_full = _yes_or_no(request, "x-no-degrade")
+        in_full = _yes_or_no(headers, "x-no-degrade")
         return cls(
             idempotency_key,
             last_event_id(request),
-            may_resume(request, key),
-            wants_plain(request),
+            may_resume(headers, key),
+            wants_plain(headers),
             next((size for size in get_args(Size) if size == named), None),
             (key is not None and key.terms.degrade == "off") if in_full is None else in_full,
         )
@@ -65,20 +68,22 @@ class Head:
             )
 
 
-def may_resume(request: Request, key: Key | None) -> bool | None:
+def may_resume(headers: Mapping[str, str], key: Key | None) -> bool | None:
     """True where the client of a new answer may return to it, as the head of its request or its key says.
 
     None where neither says so: then a stored answer is resumable, and no other. Raises BadRequest.
     """
-    if (asked := _yes_or_no(request, "x-resume")) is not None:
+    if (asked := _yes_or_no(headers, "x-resume")) is not None:
         return asked
-    signs = "idempotency-key" in request.headers or "last-event-id" in request.headers
+    signs = "idempotency-key" in headers or "last-event-id" in headers
     return True if signs or (key is not None and key.terms.resume == "always") else None
 
 
 def last_event_id(request: Request) -> int:
     """The last event that the client has received; 0 without any. Raises ReplayPositionUnknown."""
-    raw: Any = request.headers.get("last-event-id", request.query_params.get("last_event_id"))
+    raw: Any = request.headers.get("last-event-id")
+    if raw is None and request.scope["query_string"]:
+        raw = request.query_params.get("last_event_id")
     if raw is None or raw == "":
         return 0
     if not (raw.isascii() and raw.isdigit() and len(raw) < 16):
@@ -88,17 +93,17 @@ def last_event_id(request: Request) -> int:
     return int(raw)
 
 
-def wants_plain(request: Request) -> bool:
+def wants_plain(headers: Mapping[str, str]) -> bool:
     """True where the request asks for `data:` lines only. Raises BadRequest."""
-    sent = request.headers.get(PLAIN_EVENTS, "0")
+    sent = headers.get(PLAIN_EVENTS, "0")
     if sent not in PLAIN_VALUES:
         raise BadRequest(f"{PLAIN_EVENTS} must be 1 or 0, got {sent[:40]!r}.", param=PLAIN_EVENTS)
     return sent == "1"
 
 
-def _yes_or_no(request: Request, name: str) -> bool | None:
+def _yes_or_no(headers: Mapping[str, str], name: str) -> bool | None:
     """The value of a header; None where it is not there. Raises BadRequest."""
-    sent = request.headers.get(name)
+    sent = headers.get(name)
     if sent not in (None, *_YES, *_NO):
         raise BadRequest(f"{name} must be 1 or 0, got {sent[:40]!r}.", param=name)
     return None if sent is None else sent in _YES

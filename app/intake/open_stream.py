@@ -7,7 +7,6 @@ generation itself runs in a task of its own (app.pipeline). `Intake.find` is for
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +83,7 @@ class Intake:
                     chat, *extra_prompts = [await self._selector.select(c, caller, head) for c in chats]
                     request.scope[RESPONSE_HEADERS] = chat.placement.response_headers
                     stream = await self._begin(chat, caller.key, lease, door, streaming=streaming)
-        client = Client(request.receive)
+        client = Client(request)
         with self._named(request, stream, several=bool(extra_prompts)):
             if streaming:
                 return await self.events(stream, client, head.last_event_id, resumable=bool(head.resumable))
@@ -117,9 +116,8 @@ class Intake:
 
     def _placed(self, chat: ChatRequest, caller: Caller, head: Head) -> ChatRequest:
         isolated = self._runtime.settings.isolation == "owner"
-        placed = with_priority_and_salt(chat, caller.key, isolated=isolated)
-        stored = chat.conversation_id is not None
-        return dataclasses.replace(placed, resumable=stored if head.resumable is None else head.resumable)
+        resumable = chat.conversation_id is not None if head.resumable is None else head.resumable
+        return with_priority_and_salt(chat, caller.key, isolated=isolated, resumable=resumable)
 
     async def _begin(
         self, chat: ChatRequest, key: Key | None, lease: Lease, door: Door, *, streaming: bool
@@ -130,7 +128,7 @@ class Intake:
         if lease is UNLIMITED:  # admitted to attach to what has been forgotten since, or it has no limits
             lease = runtime.limiter.begin(key)
         with _returned_on_error(lease):
-            lease.reserve(chat)
+            lease.charge(chat)
             # A whole answer needs its beginning too, and no reader frees its ring.
             limit_bytes = None if streaming else self._nonstream_bytes
             stream = runtime.streams.create(chat, door.make_wire(chat), limit_bytes=limit_bytes)
@@ -262,5 +260,5 @@ def _returned_on_error(lease: Lease) -> Iterator[None]:
         lease.withdraw()
         raise
     except BaseException:
-        lease.settle({})
+        lease.release({})
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,6 +93,8 @@ class JournalEntry:
         self.earlier = progress
         self.key_id = key_id
         self.terms = terms
+        self.begun_s = time.monotonic()
+        """The time at which its reservation was made."""
         self.finish = "abort"
         """The ledger's word for the end: finish reasons, or an error's code."""
         self.outcome = Outcome.FAILED

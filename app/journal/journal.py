@@ -41,7 +41,9 @@ CHECKPOINT_S = 1.0
 MAX_STORE_OUTAGE_S = 10.0
 """Seconds for which live streams continue while nothing can be written."""
 LINGER_S = 0.02
-"""Seconds that a reservation waits at most for others to be committed with."""
+"""Seconds that a reservation or a settlement waits at most for others to be committed with."""
+LINGER_SHARE = 0.01
+"""The share of a request's time for which its settlement, and so the end of its stream, may wait for them."""
 CHECKPOINT_BATCH = 64
 """Streams that are checkpointed before the event loop serves others."""
 OnSettled = Callable[[str, int, str, int], None]
@@ -199,8 +201,8 @@ class Journal:
         entry.finish_as(finish)
         self.remove(entry)
         if entry.request_seq is not None:  # else nothing was released and nothing is owed
-            self._unsettled[entry] = time.monotonic()
-            await self._write(entry)
+            now_s = self._unsettled[entry] = time.monotonic()
+            await self._write(entry, min(LINGER_SHARE * (now_s - entry.begun_s), LINGER_S))
 
     def settle_later(self, entry: JournalEntry, finish: str) -> None:
         """Settle in a task, once the reservation is committed; no effect where it is settled."""
@@ -234,20 +236,21 @@ class Journal:
             self._unsettled.pop(entry, None)
             self._log.error("settlement_broke", request_id=entry.stream.request_id, error=safe_traceback(exc))
 
-    async def _write(self, entry: JournalEntry) -> None:
+    async def _write(self, entry: JournalEntry, linger_s: float = 0.0) -> None:
         stream = entry.stream
-        billed_tokens = await self._database.write(settlement_of(entry))
+        unit = settlement_of(entry)
+        billed_tokens = await self._database.submit(unit, linger_s=linger_s)
         self._unsettled.pop(entry, None)
         if not entry.mark_settled():  # a settlement that was tried again may be committed twice
             return
         if stream.cancelled == DELETED:
             self._database.text_deleted.set()
-        model, usage = stream.request.model, entry.usage()
+        model, usage = stream.request.model, unit.settlement.usage
         cost = cost_micro_usd(usage, entry.terms.price)
-        self._traffic.of(model).settled(usage, cost)
+        self._traffic.of(model).add_bill(usage, cost)
         self._on_settled(entry.terms.owner, entry.terms.day, stream.request_id, cost)
         emitted_tokens, read_whole = entry.emitted_tokens, entry.read_whole
-        self._balance.settled(model, stream.request_id, billed_tokens, emitted_tokens, read_whole=read_whole)
+        self._balance.compare(model, stream.request_id, billed_tokens, emitted_tokens, read_whole=read_whole)
 
     # All of them, once a second
 

@@ -9,7 +9,7 @@ from app.journal.entry import finished_answer
 from app.store import conversations, events, ledger, suspensions
 from app.store.conversations import Status
 from app.store.database import Database
-from app.store.ledger import OpenRequest, Settlement
+from app.store.ledger import Settlement, UnsettledRequest
 from app.stream.ring import Ring
 from app.stream.transcript import ChoiceMessage, build_messages
 
@@ -23,7 +23,7 @@ async def reconcile(database: Database) -> int:
     """
 
     def unit(connection: sqlite3.Connection) -> int:
-        left = ledger.open_requests(connection)
+        left = ledger.unsettled_requests(connection)
         for request in left:
             settle_open(connection, request)
         return len(left)
@@ -33,7 +33,7 @@ async def reconcile(database: Database) -> int:
 
 def settle_open(
     connection: sqlite3.Connection,
-    left: OpenRequest,
+    left: UnsettledRequest,
     outcome: str = "interrupted",
     status: Status = "interrupted",
 ) -> None:

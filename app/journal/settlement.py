@@ -13,13 +13,12 @@ from app.errors import InternalError, Unavailable
 from app.journal.entry import JournalEntry
 from app.journal.reconcile import stored_answers
 from app.store import conversations, events
-from app.store.batch import Unit
 from app.store.ledger import Settlement, Settling
 from app.stream.token_stream import DELETED
 from app.stream.transcript import ChoiceMessage, build_messages
 
 
-def settlement_of(entry: JournalEntry) -> Unit[int]:
+def settlement_of(entry: JournalEntry) -> Settling:
     """The unit that settles an entry. It returns the completion tokens that the row has then."""
     stream, request_seq = entry.stream, entry.request_seq
     assert request_seq is not None
@@ -28,7 +27,8 @@ def settlement_of(entry: JournalEntry) -> Unit[int]:
     status = entry.status()
     # [DONE] is stored now and sent once this is committed.
     segment, is_whole = entry.unsaved(done=not stream.done)
-    held_answers = build_messages(*stream.held()) if is_whole else None
+    answered = bool(entry.turn.answer_ids)
+    held_answers = build_messages(*stream.held()) if answered and is_whole else None
     send_again = stream.refused or isinstance(stream.error, Unavailable | InternalError)
 
     def end(connection: sqlite3.Connection) -> None:
@@ -40,7 +40,7 @@ def settlement_of(entry: JournalEntry) -> Unit[int]:
                 events.append(connection, request_seq, *segment)
         if send_again:
             events.free_key(connection, request_seq)
-        if entry.turn.answer_ids:
+        if answered:
             # A beginning that the ring has dropped is in the checkpoints.
             texts: Mapping[int, ChoiceMessage] | None = {} if deleted else held_answers
             if texts is None:

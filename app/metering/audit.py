@@ -15,7 +15,7 @@ from structlog.typing import FilteringBoundLogger
 
 
 @dataclass(slots=True)
-class SettledSums:
+class AuditSums:
     """One model's settled requests.
 
     `handed_over_tokens` is `ledger_tokens` and `unread_tokens` together, unless requests differ;
@@ -45,7 +45,7 @@ class LedgerAudit:
     """The tokens settled and the tokens handed over, for each model."""
 
     def __init__(self, log: FilteringBoundLogger) -> None:
-        self.models: dict[str, SettledSums] = {}
+        self.models: dict[str, AuditSums] = {}
         self.last_request_id: str | None = None
         """The newest request that differs."""
         self._log = log
@@ -55,11 +55,11 @@ class LedgerAudit:
         """True if the two differed for any request since the start."""
         return self.last_request_id is not None
 
-    def of(self, model: str) -> SettledSums:
+    def of(self, model: str) -> AuditSums:
         """A model's sums, all zero when it is new."""
-        return self.models.setdefault(model, SettledSums())
+        return self.models.setdefault(model, AuditSums())
 
-    def settled(
+    def compare(
         self,
         model: str,
         request_id: str,

@@ -1,7 +1,7 @@
 """Monthly budgets of owners (UTC): the ledger's settled cost, and the cost of answers in progress.
 
 The ledger is read once an owner and month, by its writer: every settlement before that is in the
-sum, every later one is added by `settled`. Owners without a budget are not kept.
+sum, every later one is added by `add_bill`. Owners without a budget are not kept.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class _Spending:
         """All of it, answers in progress too."""
         self._live: dict[str, int] = {}
 
-    def running(self, request_id: str, micro_usd: int) -> None:
+    def update(self, request_id: str, micro_usd: int) -> None:
         """Note the cost of a running request so far."""
         self.micro_usd += micro_usd - self._live.get(request_id, 0)
         self._live[request_id] = micro_usd
 
-    def settled(self, request_id: str, micro_usd: int) -> None:
+    def close(self, request_id: str, micro_usd: int) -> None:
         """Note the final cost of a request, whether or not it was noted as running."""
         self.micro_usd += micro_usd - self._live.pop(request_id, 0)
 
@@ -54,7 +54,7 @@ class Allowance:
 
     def note_usage(self, usage: Usage, price: Price) -> bool:
         """Note the usage of a running request; returns whether the budget is reached."""
-        self._spending.running(self._request_id, cost_micro_usd(usage, price))
+        self._spending.update(self._request_id, cost_micro_usd(usage, price))
         return self._spending.micro_usd >= self._budget_micro_usd
 
     def as_notice(self) -> dict[str, str]:
@@ -112,8 +112,8 @@ class Budgets:
             spending = self._owners[owner] = _Spending(month, month_usage.sums.cost_micro_usd)
         return spending
 
-    def settled(self, owner: str, day: int, request_id: str, micro_usd: int) -> None:
+    def add_bill(self, owner: str, day: int, request_id: str, micro_usd: int) -> None:
         """A settlement is committed; called in the order of their commits."""
         spending = self._owners.get(owner)
         if spending is not None and spending.month == day // 100:
-            spending.settled(request_id, micro_usd)
+            spending.close(request_id, micro_usd)

@@ -74,7 +74,6 @@ class TextCounter:
         self._count: CountText = bytes_estimate
 
     def __call__(self, text: str) -> int:
-        """The estimated number of its tokens."""
         return self._count(text)
 
     def use(self, tokenizer_json: str | None) -> bool:

@@ -1,10 +1,10 @@
 """The limits of each key: requests a minute, tokens a minute, generations at once.
 
-    begin ──(a request)──▶ reserve ──(estimate)──▶ correct ──(after rendering)──▶ on_delta … ──▶ settle
+    begin ──(a request)──▶ charge ──(estimate)──▶ correct ──(after rendering)──▶ on_delta … ──▶ release
 
-`begin` precedes reading the body, `reserve` before any other expensive work. Both are synchronous:
+`begin` precedes reading the body, `charge` any other expensive work. Both are synchronous:
 between looking and charging nothing else runs. What a request did not use it gives back. What its answer
-makes beyond its reservation is charged as it is made, and is its key's debt where the window has no room
+makes beyond its estimate is charged as it is made, and is its key's debt where the window has no room
 (app.metering.rates). An answer ends where its request has used a whole window, or its key owes one.
 Nothing here outlives the process.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Literal, NoReturn, get_args
 
@@ -30,9 +30,9 @@ FIRST_COMPLETION_TOKENS = 256.0
 MAX_NAMED = 5
 """Running requests that a refusal names."""
 RELEASE_S = 0.2
-"""Seconds that a generation has its place at most after it was stopped."""
+"""Seconds that a generation counts at most after it was stopped."""
 GROWTH_TOKENS = 64
-"""Tokens charged at once for an answer beyond its reservation: not each token is a charge."""
+"""Tokens charged at once for an answer beyond its estimate: not each token is a charge."""
 MAX_RETRY_S = 120
 JITTER = 0.1
 _WEIGHT = 0.2
@@ -56,7 +56,6 @@ class _Usage:
         """Moving average of a request's seconds."""
 
     def change_streams(self, change: int) -> None:
-        """Change the number of generations that the key has running."""
         self.streams += change
 
     def learn(self, duration_s: float, completion_tokens: float) -> None:
@@ -67,19 +66,19 @@ class _Usage:
 
 
 class Lease:
-    """The reservation of a request. This one is of a key without limits: nothing."""
+    """The charges of a request. This one is of a key without limits: nothing."""
 
     metered = False
     """True if `on_delta` must be called with each delta of the engine."""
 
-    def reserve(self, request: ChatRequest) -> None:
-        """Reserve the estimate, or nothing more. Raises RateLimited, TokensLimited."""
+    def charge(self, request: ChatRequest) -> None:
+        """Charge the estimate, or nothing more. Raises RateLimited, TokensLimited."""
 
-    def reserve_tokens(self, tokens: int) -> None:
-        """Reserve so many tokens, for texts that are read and not answered. Raises TokensLimited."""
+    def charge_tokens(self, tokens: int) -> None:
+        """Charge so many tokens, for texts that are read and not answered. Raises TokensLimited."""
 
     def correct(self, prompt: Prompt) -> None:
-        """Reserve for the prompt as it was rendered. Raises TokensLimited when it no longer fits."""
+        """Charge the prompt as it was rendered. Raises TokensLimited when it no longer fits."""
 
     def on_delta(self, choice: int, completion_tokens: int) -> bool:
         """Charge what the engine has made of a choice; returns whether the answer has to end here."""
@@ -90,7 +89,7 @@ class Lease:
         """The notice of an answer that ended because of `on_delta`."""
         raise NotImplementedError
 
-    def settle(self, counts: Mapping[int, Counts]) -> None:
+    def release(self, counts: Mapping[int, Counts]) -> None:
         """Charge what was used, by choice, and release the rest; a second call does nothing."""
 
     def withdraw(self) -> None:
@@ -101,7 +100,7 @@ UNLIMITED = Lease()
 
 
 class KeyLease(Lease):
-    """The reservation of a request of a limited key."""
+    """The charges of a request of a limited key."""
 
     def __init__(self, limiter: Limiter, key: Key, usage: _Usage) -> None:
         self._limiter = limiter
@@ -112,11 +111,11 @@ class KeyLease(Lease):
         self._n = 0
         """Choices; 0 until the body was read."""
         self._streams = 0
-        """Places taken among the key's generations: one for a body, then one for each choice."""
+        """Streams of the key that it counts as: one for a body, then one for each choice."""
         self._answer = ChoiceTokens(0, 0)
         self._charges: list[Charge] = []
         self.tokens = 0
-        """Tokens reserved now: what the charges amount to."""
+        """Tokens charged now."""
         self._prompt_tokens = 0
         self._made: dict[int, int] = {}
         """Tokens of each choice."""
@@ -125,14 +124,14 @@ class KeyLease(Lease):
         self._made_tokens = 0
         """Tokens of all choices."""
         self._owed_tokens = 0
-        """Tokens of the reservation that were debt when it was made."""
+        """Tokens beyond the charges that became the key's debt."""
         self.began_s = limiter.clock_s()
         self._request_id = ""
         self._request: Charge | None = None
-        self._settled = False
+        self._released = False
 
     def begin(self, *, generates: bool) -> None:
-        """Charge a request, and take the place of a generation if it is for one. Raises RateLimited."""
+        """Charge a request, and count it as a stream if it generates. Raises RateLimited."""
         terms, usage, limiter = self._key.terms, self._usage, self._limiter
         if generates:
             self._check_streams(1)
@@ -141,41 +140,40 @@ class KeyLease(Lease):
                 limiter.refuse_request(self._key, usage)
             self._request = usage.requests.charge(self.began_s, 1)
         if generates:
-            self._take_streams(1)
+            self._set_streams(1)
 
-    def reserve(self, request: ChatRequest) -> None:
-        """Take a place for each choice and charge the estimate. Raises RateLimited, TokensLimited."""
+    def charge(self, request: ChatRequest) -> None:
+        """Count a stream for each choice and charge the estimate. Raises RateLimited, TokensLimited."""
         self._limiter.advance(self._key.terms, self._usage)
         self._check_streams(request.n)
         self._n = request.n
         self._answer = expected_answer(request, self._usage.completion_tokens)
         if self._limit is not None:
             self._charge_prompt(prompt_estimate(request, self._limiter.count_text), "tokens")
-        self.take_places(request.request_id, request.n)
+        self.take_streams(request.request_id, request.n)
 
     def resume(self, request_id: str, n: int, counts: Mapping[int, Counts]) -> None:
-        """Take the places of a continued answer; its prompt and `counts` were charged before."""
+        """Count the streams of a continued answer; its prompt and `counts` were charged before."""
         self._charged_before = counts
-        self.take_places(request_id, n)
+        self.take_streams(request_id, n)
 
     def _new_tokens(self, choice: int, completion_tokens: int) -> int:
         """Tokens of a choice that were not charged before."""
         charged = (self._charged_before or {}).get(choice, Counts())
         return max(completion_tokens - charged.completion_tokens, 0)
 
-    def take_places(self, request_id: str, n: int) -> None:
-        """Take a place for each of `n` choices of a request, over the limit too."""
+    def take_streams(self, request_id: str, n: int) -> None:
+        """Count a stream for each of `n` choices of a request, over the limit too."""
         self._n, self._request_id = n, request_id
         self._usage.running[request_id] = self
-        self._take_streams(n)
+        self._set_streams(n)
 
     @property
-    def num_places(self) -> int:
-        """Places that it has among the key's generations."""
+    def num_streams(self) -> int:
+        """The streams that it counts as."""
         return self._streams
 
-    def reserve_tokens(self, tokens: int) -> None:
-        """Charge so many tokens. Raises TokensLimited."""
+    def charge_tokens(self, tokens: int) -> None:
         if self._limit is not None:
             self._limiter.advance(self._key.terms, self._usage)
             self._charge(tokens, "tokens")
@@ -186,19 +184,19 @@ class KeyLease(Lease):
         if terms.max_streams is not None and others + wanted > terms.max_streams:
             self._limiter.refuse_streams(self._key, usage, others, wanted)
 
-    def _take_streams(self, num: int) -> None:
+    def _set_streams(self, num: int) -> None:
         self._usage.change_streams(num - self._streams)
         self._streams = num
 
     def _charge_prompt(self, prompt_tokens: int, reason: Reason) -> None:
-        """Have a prompt and its answer reserved. Raises TokensLimited, and then nothing has changed."""
+        """Have a prompt and its answer charged. Raises TokensLimited, and then nothing has changed."""
         assert self._limit is not None
         least, expected = (tokens * self._n for tokens in self._answer)
         # What answers mostly are like makes no request too large for ever: it is taken for a whole window.
         self._charge(prompt_tokens + max(least, min(expected, self._limit - prompt_tokens)), reason)
 
     def _charge(self, wanted: int, reason: Reason) -> None:
-        """Have so many tokens reserved. Raises TokensLimited, and then nothing has changed."""
+        """Have so many tokens charged. Raises TokensLimited, and then nothing has changed."""
         assert self._limit is not None
         window, more = self._usage.tokens, wanted - self.tokens
         if more <= 0:
@@ -220,7 +218,6 @@ class KeyLease(Lease):
             tokens -= returned
 
     def correct(self, prompt: Prompt) -> None:
-        """Charge the prompt as it was rendered. Raises TokensLimited when it no longer fits."""
         if self._limit is None or self._charged_before is not None:
             return
         self._limiter.advance(self._key.terms, self._usage)
@@ -230,7 +227,6 @@ class KeyLease(Lease):
         self._prompt_tokens = prompt.billed_tokens
 
     def on_delta(self, choice: int, completion_tokens: int) -> bool:
-        """Charge what was made beyond the reservation; returns whether the answer has to end here."""
         if self._limit is None:
             return False
         if self._charged_before is not None:
@@ -244,7 +240,7 @@ class KeyLease(Lease):
         return used >= self._limit or (self._owed_tokens > 0 and self._usage.tokens.debt >= self._limit)
 
     def _grow(self, beyond: int, limit: int) -> None:
-        """Charge what was made beyond the reservation, and some in advance; what has no room is debt."""
+        """Charge what was made beyond the charges, and some in advance; what has no room is debt."""
         window = self._usage.tokens
         self._limiter.advance(self._key.terms, self._usage)
         fits = min(window.room(limit), max(beyond, GROWTH_TOKENS))
@@ -263,13 +259,12 @@ class KeyLease(Lease):
         message = f"The answer ends here: {why}, which is the key's limit of tokens per minute (TPM)."
         return {"code": RateLimited.default_code, "message": message}
 
-    def settle(self, counts: Mapping[int, Counts]) -> None:
-        """Charge what was used, by choice, and release the rest; a second call does nothing."""
-        if self._settled:
+    def release(self, counts: Mapping[int, Counts]) -> None:
+        if self._released:
             return
-        self._settled = True
+        self._released = True
         usage = self._usage
-        self._take_streams(0)
+        self._set_streams(0)
         if usage.running.get(self._request_id) is self:  # a continued answer may have taken its place
             del usage.running[self._request_id]
         completion_tokens = sum(self._new_tokens(i, made.completion_tokens) for i, made in counts.items())
@@ -288,9 +283,9 @@ class KeyLease(Lease):
 
     def withdraw(self) -> None:
         """Settle a request that never began: it counts as none."""
-        if not self._settled and self._request is not None:
+        if not self._released and self._request is not None:
             self._usage.requests.give_back(self._request, 1)
-        self.settle({})
+        self.release({})
 
 
 class Limiter:
@@ -309,12 +304,12 @@ class Limiter:
         self.count_text = count_text
         self.refused: dict[str, Counter[str]] = {tier: Counter(dict.fromkeys(REASONS, 0)) for tier in TIERS}
         self._chance = chance
-        self._keys: dict[str, _Usage] = {}
+        self._keys: defaultdict[str, _Usage] = defaultdict(_Usage)
 
     def begin(self, key: Key | None, *, generates: bool = True) -> Lease:
         """Charge a request of which nothing but its head was read. Raises RateLimited.
 
-        One that `generates` takes the place of a generation while its body is read.
+        One that `generates` counts as a stream while its body is read.
         """
         if key is None or not _limited(key.terms):
             return UNLIMITED
@@ -325,7 +320,7 @@ class Limiter:
     def resume(self, key: Key | None, request_id: str, n: int, counts: Mapping[int, Counts]) -> Lease:
         """The lease of `n` choices that were admitted before and continue behind their `counts`, by choice.
 
-        They have their places, and nothing refuses them.
+        They count as streams, and nothing refuses them.
         """
         if key is None or not _limited(key.terms):
             return UNLIMITED
@@ -334,7 +329,7 @@ class Limiter:
         return lease
 
     def _usage_of(self, key: Key) -> _Usage:
-        usage = self._keys.setdefault(key.id, _Usage())
+        usage = self._keys[key.id]
         self.advance(key.terms, usage)
         return usage
 
@@ -383,22 +378,22 @@ class Limiter:
                 f"This key may have {limit} generations at once, and n asks for {wanted}: each choice is"
                 f" a generation. Send n of at most {limit}, or several requests one after the other."
             )
-        retry_s = self._retry_s(self._places_free_s(usage, running, running + wanted - limit))
+        retry_s = self._retry_s(self._streams_free_s(usage, running, running + wanted - limit))
         raise RateLimited(
             f"This key may have {limit} generations at once and has {running}{_named(usage.running)}"
             f" or try again in {retry_s} s.",
             retry_after_s=retry_s,
         )
 
-    def _places_free_s(self, usage: _Usage, running: int, wanted: int) -> float:
-        """Seconds until so many places are likely to be free: by then answers end, or are abandoned."""
+    def _streams_free_s(self, usage: _Usage, running: int, wanted: int) -> float:
+        """Seconds until so many streams are likely to have ended, or to be abandoned."""
         now_s, leases = self.clock_s(), usage.running
         expected_s = [max(usage.duration_s, now_s - lease.began_s) for lease in leases.values()]
         typical_s = sum(expected_s) / len(expected_s) if expected_s else usage.duration_s
         wait_s = typical_s * wanted / max(running, 1)
-        lefts = ((self._grace_left_s(request_id), lease.num_places) for request_id, lease in leases.items())
-        for left_s, places in sorted((left_s, places) for left_s, places in lefts if left_s is not None):
-            wanted -= places
+        lefts = ((self._grace_left_s(request_id), lease.num_streams) for request_id, lease in leases.items())
+        for left_s, num in sorted((left_s, num) for left_s, num in lefts if left_s is not None):
+            wanted -= num
             if wanted <= 0:
                 return min(wait_s, left_s + RELEASE_S)
         return wait_s
@@ -426,7 +421,7 @@ class Limiter:
                 " or ask for a shorter answer.",
             )
         self.count_refusal(key, reason)
-        # Refused after rendering, it returns its reservation, and needs all of it again.
+        # Refused after rendering, it returns its charges, and needs all of them again.
         own = wanted - more
         retry_s = self._retry_s(window.wait_s(self.clock_s(), more, limit))
         raise TokensLimited(

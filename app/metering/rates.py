@@ -25,11 +25,9 @@ class Charge:
         self.live = True
 
     def expire(self) -> None:
-        """Note that the window has moved past the charge."""
         self.live = False
 
     def reduce(self, amount: int) -> None:
-        """Take a part of the amount away."""
         self.amount -= amount
 
 

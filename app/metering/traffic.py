@@ -6,13 +6,14 @@ Plain numbers, changed once a request and read at a scrape; nothing here is stor
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from app.core import Usage
 
 QUEUE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+LOOP_LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
 TOTAL_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -43,11 +44,11 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float | None) -> None:
+    def observe(self, value: float | None, times: int = 1) -> None:
         """Count a value; None is none."""
         if value is not None:
-            self._counts[bisect_left(self._bounds, value)] += 1
-            self.sum += value
+            self._counts[bisect_left(self._bounds, value)] += times
+            self.sum += times * value
 
     def cumulative(self) -> list[tuple[float, int]]:
         """Each bound with the observations up to it; the last bound is infinite."""
@@ -71,7 +72,7 @@ class ModelTraffic:
         self.tpot = Histogram(TPOT_S)
         self.total = Histogram(TOTAL_S)
 
-    def settled(self, usage: Usage, cost_micro_usd: int) -> None:
+    def add_bill(self, usage: Usage, cost_micro_usd: int) -> None:
         """Add the bill of a request whose settlement is committed."""
         self.usage = Usage(*map(sum, zip(self.usage, usage, strict=True)))
         self.cost_micro_usd += cost_micro_usd
@@ -81,11 +82,11 @@ class Traffic:
     """All models' requests."""
 
     def __init__(self) -> None:
-        self.models: dict[str, ModelTraffic] = {}
+        self.models: defaultdict[str, ModelTraffic] = defaultdict(ModelTraffic)
 
     def of(self, model: str) -> ModelTraffic:
         """A model's numbers, all zero when it is new."""
-        return self.models.setdefault(model, ModelTraffic())
+        return self.models[model]
 
     def ended(self, model: str, outcome: str, timings: Timings) -> None:
         """Count a request at its end, of any kind."""
@@ -104,7 +105,6 @@ class ResponseCounts:
         self._counts: Counter[tuple[str, int]] = Counter()
 
     def add(self, status: int, route: str = NO_ROUTE) -> None:
-        """Count a response."""
         self._counts[route, status] += 1
 
     def by_route(self) -> Mapping[str, Mapping[str, int]]:

@@ -88,7 +88,7 @@ class Finalizer:
             broken = InternalError("The server failed to answer this request; it may be sent again.")
             self._fail(stream, session, broken)
         finally:
-            self._lease.settle(trace.counts)
+            self._lease.release(trace.counts)
             if self._entry is not None:
                 self._journal.settle_later(self._entry, trace.finish)
             self._traffic.ended(stream.request.model, trace.finish, trace.timings())

@@ -11,9 +11,10 @@ From the route to the socket:
     StreamRegistry.run             app/stream/registry.py          starts the generation's task
     Pipeline.serve                 here
     EngineRun.cleared              app/pipeline/engine_run.py      opens the stream, as `Intake.events` awaits
-    TokenStream.append             app/stream/token_stream.py      into the ring, and to each reader
+    TokenStream.append             app/stream/token_stream.py      into the ring
+    Outbox                         app/stream/token_stream.py      all streams together, in the next turn
     Reader.on_event                app/stream/reader.py
-    Connection.write               app/api/http/protocol.py        the generation's task writes to the socket
+    Connection.write               app/api/http/protocol.py        a frame for all that is waiting
 """
 
 from __future__ import annotations
@@ -106,11 +107,15 @@ class Pipeline:
                         if screen is None:  # nothing is sent before the verdict and the reservation
                             screen = await run.cleared(delta)
                         ready = screen.feed(delta)
-                        for released in await screen.review() if screen.in_review else ready:
+                        if not ready and screen.in_review:
+                            ready = await screen.review()
+                        for released in ready:
                             if released.finish_reason is not None:
                                 trace.finished(released)
                             entry.released(released)
-                            stream.append(released)  # into the ring and the sockets of its readers
+                            stream.append(
+                                released
+                            )  # into the ring, and to its readers in the next turn of the loop
                             if run.budgeted and run.charge():
                                 break
                         if screen.halted is not None or run.limit is not None:

@@ -43,45 +43,46 @@ _PATTERNS: Mapping[Kind, Sequence[re.Pattern[str]]] = {
 Item = TypeVar("Item")
 
 
-class TextDifference(NamedTuple):
-    """The first place where a new text or list is not the old one.
+class Difference(NamedTuple):
+    """The first place where a new text, list or prompt is not the old one.
 
     `position` and `length` are of what stands there, a whole clock or id where it is one: characters of
-    the new text, or the number of a tool.
+    the new text, the number of a tool, or that of a token.
     """
 
-    kind: Kind
+    kind: str
+    """A `Kind`, or what else the difference is by."""
     position: int
     length: int
     shown: str = ""
     """The beginning of that text, which is the caller's own and shown to no other."""
 
 
-def text_difference(old: str, new: str) -> TextDifference:
+def text_difference(old: str, new: str) -> Difference:
     """The first difference of a text from its predecessor. They are not equal."""
     at = common_prefix(old, new)
     for kind in _PATTERNS:
         span = _span(kind, new, at)
         if span is not None and _span(kind, old, at) is not None:
             start, end = span
-            return TextDifference(kind, start, end - start, new[start:end][:_SHOWN_CHARACTERS])
+            return Difference(kind, start, end - start, new[start:end][:_SHOWN_CHARACTERS])
     end = len(new) - _common_suffix(old, new, at)
-    return TextDifference("text", at, end - at, new[at:end][:_SHOWN_CHARACTERS])
+    return Difference("text", at, end - at, new[at:end][:_SHOWN_CHARACTERS])
 
 
-def tools_difference(old: bytes, new: bytes) -> TextDifference:
+def tools_difference(old: bytes, new: bytes) -> Difference:
     """The first tool in which two lists, as JSON, differ. They are not equal."""
     old_tools, new_tools = _tools(old), _tools(new)
     at = common_prefix(old_tools, new_tools)
     if at == len(old_tools) == len(new_tools):  # no lists, or the same but for how numbers are written
-        return TextDifference("changed", at, 0)
+        return Difference("changed", at, 0)
     if sorted(old_tools) == sorted(new_tools):
         kind: Kind = "order"
     elif len(old_tools) == len(new_tools):
         kind = "changed"
     else:
         kind = "added" if len(old_tools) < len(new_tools) else "removed"
-    return TextDifference(kind, at, min(1, len(new_tools) - at))
+    return Difference(kind, at, min(1, len(new_tools) - at))
 
 
 def similar(old: str, new: str) -> bool:

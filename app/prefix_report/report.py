@@ -28,7 +28,7 @@ from structlog.typing import FilteringBoundLogger
 
 from app.core import ChatRequest, Counts, Prompt
 from app.log import safe_traceback
-from app.prefix_report.diff import TextDifference, similar, text_difference, tools_difference
+from app.prefix_report.diff import Difference, similar, text_difference, tools_difference
 from app.prefix_report.series import (
     CAUSES,
     Break,
@@ -74,8 +74,8 @@ class PrefixReport:
         self._secret = secrets.token_bytes(16)
         self._epochs: Counter[str] = Counter()
         """The number of times that each model's engine was started again."""
-        self._editions: OrderedDict[tuple[SeriesKey, StablePart], tuple[PromptEdition, int]] = OrderedDict()
-        """Editions and the bytes that they count, the one seen longest ago first."""
+        self._editions: OrderedDict[tuple[SeriesKey, StablePart], PromptEdition] = OrderedDict()
+        """The one seen longest ago first."""
         self._series: dict[SeriesKey, list[PromptSeries]] = {}
         self.breaks: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
         """The number of breaks by cause, since the start."""
@@ -118,78 +118,47 @@ class PrefixReport:
 
     def _record(self, seen: _SeenRequest, series_key: SeriesKey) -> None:
         stable = stable_of(seen.request.body)
-        entry = self._editions.get((series_key, stable))
-        if entry is None:
+        edition = self._editions.get((series_key, stable))
+        if edition is None:
             self._add(seen, series_key, stable)
             return
-        edition = entry[0]
         self._editions.move_to_end((series_key, stable))
         edition.touch(seen.now_s)
         edition.series.touch(self._wall_us())
-        if edition.boundary is not None:
-            if seen.sent_s < edition.since_s:
-                return
-            expected = edition.boundary - seen.unbilled
-            missing = expected - seen.cached
-            if missing <= 0 or (not edition.slack and missing < self._page):
-                edition.cached_under(seen.salt, seen.epoch)
-                self._count(edition.series, expected, seen.cached)
-                return
-        self._compare(seen, edition)
-
-    def _compare(self, seen: _SeenRequest, edition: PromptEdition) -> None:
-        """Judge by the tokens: the same text and tools, as far as they are known to stay the same."""
-        expected = edition.expected - seen.unbilled
-        at = edition.compare(seen.request, seen.prompt)
+        if edition.boundary is not None and seen.sent_s < edition.since_s:
+            return
+        at, missing = None, edition.expected - seen.unbilled - seen.cached
+        if edition.boundary is None or missing >= (self._page if edition.is_exact else 1):
+            at = edition.compare(seen.request, seen.prompt)
         if at is not None:
-            difference = TextDifference("changed", at, 0)
             what = edition.changed_option(seen.request, seen.prompt)
-            self._judge(seen, edition, expected, "template", difference, what)
+            self._judge(seen, edition, edition.expected, "template", Difference(what, at, 0))
             edition.render(seen.request, seen.prompt, seen.now_s)
-            edition.cached_under(seen.salt, seen.epoch)
         elif edition.boundary is not None and seen.sent_s >= edition.since_s:
-            self._judge(seen, edition, edition.boundary - seen.unbilled, "evicted")
-            edition.cached_under(seen.salt, seen.epoch)
-        self._resize(edition)
+            self._judge(seen, edition, edition.boundary, "evicted", Difference("", seen.cached, 0))
+        else:
+            return
+        edition.cached_under(seen.salt, seen.epoch)
 
     def _judge(
-        self,
-        seen: _SeenRequest,
-        edition: PromptEdition,
-        expected: int,
-        cause: Cause,
-        difference: TextDifference | None = None,
-        what: str = "",
+        self, seen: _SeenRequest, edition: PromptEdition, expected: int, cause: Cause, difference: Difference
     ) -> None:
-        """Count a request that should have had what is cached of an edition, and a break where it had less.
+        """Count a request that should have found `expected` tokens, and a break where it found less.
 
         The cause is what was found different, unless a restart or the salt explains the whole loss.
         """
+        series, expected = edition.series, expected - seen.unbilled
         if seen.sent_s < edition.since_s:
             return
-        series = edition.series
         if seen.cached + self._page <= expected:
-            if edition.epoch != seen.epoch:
-                cause, difference, what = "restarted", None, ""
-            elif edition.salt != seen.salt:
-                cause, difference, what = "salt", None, ""
-            difference = difference or TextDifference("changed", seen.cached, 0)
+            if edition.epoch != seen.epoch or edition.salt != seen.salt:
+                cause = "restarted" if edition.epoch != seen.epoch else "salt"
+                difference = Difference("", seen.cached, 0)
             self.breaks[cause] += 1
             series.breaks[cause] += 1
-            series.last.append(
-                Break(
-                    cause,
-                    what,
-                    _UNITS.get(cause, "token"),
-                    difference.position,
-                    difference.length,
-                    expected,
-                    seen.cached,
-                    seen.request.request_id,
-                    self._wall_us(),
-                    difference.shown,
-                )
-            )
+            unit, request_id = _UNITS.get(cause, "token"), seen.request.request_id
+            lost = Break(cause, unit, *difference, expected, seen.cached, request_id, self._wall_us())
+            series.last.append(lost)
         self._count(series, expected, seen.cached)
 
     def _count(self, series: PromptSeries, expected: int, cached: int) -> None:
@@ -226,8 +195,8 @@ class PrefixReport:
         if len(series.editions) >= MAX_EDITIONS:
             self._drop(min(series.editions, key=lambda each: each.seen_s))
         series.editions.append(edition)
-        self._editions[series_key, stable] = (edition, 0)
-        self._resize(edition)
+        self._editions[series_key, stable] = edition
+        self.size_bytes += edition.size_bytes
         self._forget(seen.now_s)
 
     def _find_series(self, series_key: SeriesKey, stable: StablePart) -> PromptSeries | None:
@@ -269,21 +238,15 @@ class PrefixReport:
             difference = text_difference(old.stable.text, stable.text)
             series.vary(difference)
         ours = estimate_of(seen.request, seen.prompt, stable) or old.expected
-        expected = min(old.expected, ours) - seen.unbilled
-        self._judge(seen, old, expected, "tools" if same_text else "system", difference, difference.kind)
+        self._judge(seen, old, min(old.expected, ours), "tools" if same_text else "system", difference)
         return old if difference.kind in _PASSING else None
 
     # Memory
 
-    def _resize(self, edition: PromptEdition) -> None:
-        key, size_bytes = (edition.series.series_key, edition.stable), edition.size_bytes
-        self.size_bytes += size_bytes - self._editions[key][1]
-        self._editions[key] = (edition, size_bytes)
-
     def _forget(self, now_s: float) -> None:
         """Drop what was not seen for long, and the oldest while there is too much."""
         while self._editions:
-            oldest = next(iter(self._editions.values()))[0]
+            oldest = next(iter(self._editions.values()))
             if self.size_bytes <= self._max_bytes and now_s - oldest.seen_s <= KEEP_S:
                 return
             self._drop(oldest)
@@ -295,7 +258,8 @@ class PrefixReport:
 
     def _drop(self, edition: PromptEdition) -> None:
         edition.series.editions.remove(edition)
-        self.size_bytes -= self._editions.pop((edition.series.series_key, edition.stable))[1]
+        del self._editions[edition.series.series_key, edition.stable]
+        self.size_bytes -= edition.size_bytes
 
 
 class _SeenRequest(NamedTuple):

@@ -1,7 +1,7 @@
 """A system prompt through its editions: what of each should be cached, what was, and where that broke.
 
 A prompt's ids are compared with those of its edition's first request. Where they part is where the stable
-part ends, or later, by what the two users' words have in common: `slack` bounds by how much.
+part ends, or later, by what the two users' words have in common: so the earliest such place is believed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 
 from app.core import ChatRequest, Prompt
 from app.messages import content_text, count_media
-from app.prefix_report.diff import TextDifference, common_prefix
+from app.prefix_report.diff import Difference, common_prefix
 
 Cause = Literal["restarted", "salt", "system", "tools", "template", "evicted"]
 Unit = Literal["character", "tool", "token"]
@@ -24,8 +24,6 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 MAX_BREAKS = 8
 HEAD_TOKENS = 32_768
 """Token ids at the head of a prompt that are compared; a longer system prompt is judged by these."""
-OPENING_CHARACTERS = 256
-UNKNOWN = 1 << 40
 _RECENT, _USUAL = 8, 64
 """Requests that a moving average is about."""
 _JUDGED_FROM = 16
@@ -33,7 +31,10 @@ _RISEN = 0.75
 _SYSTEM = ("system", "developer")
 _OPTIONS = ("chat_template_kwargs", "reasoning_effort", "tool_choice", "response_format", "documents")
 """Parameters, other than messages and tools, that a model's template may write into the prompt."""
-_FEWEST_OF_ESTIMATE = 3
+_ESTIMATE_ERROR = 3
+"""Times by which the estimate of a stable part's tokens may be wrong."""
+_TEMPLATE_TOKENS = 64
+"""Tokens of a prompt that are neither the caller's text nor tools, at most."""
 _OVERHEAD_BYTES = 1024
 
 
@@ -57,13 +58,12 @@ def stable_of(body: Mapping[str, Any]) -> StablePart:
 
     A text longer than any head is represented by its beginning and its hash.
     """
-    messages, tools = body["messages"], body.get("tools")
     texts = []
-    for message in messages:
+    for message in body["messages"]:
         if message["role"] not in _SYSTEM:
             break
         texts.append(content_text(message.get("content")))
-    text = "\n".join(texts)
+    text, tools = "\n".join(texts), body.get("tools")
     if len(text) > 4 * HEAD_TOKENS:
         text = f"{text[: 4 * HEAD_TOKENS]}{hash(text)}"
     return StablePart(text, orjson.dumps(tools) if tools else b"")
@@ -74,16 +74,16 @@ class Break:
     """One request that found less in the cache than it should have; `at_us` is UTC."""
 
     cause: Cause
+    unit: Unit
     what: str
     """The detail: `clock`, `id`, `text`; the tools' difference; a parameter, `policy`, `template`."""
-    unit: Unit
     position: int
     length: int
+    shown: str = field(repr=False)
     expected_tokens: int
     cached_tokens: int
     request_id: str
     at_us: int
-    shown: str = field(default="", repr=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +100,7 @@ class PromptSeries:
     cached_tokens: int = 0
     breaks: Counter[Cause] = field(default_factory=Counter)
     last: deque[Break] = field(default_factory=lambda: deque(maxlen=MAX_BREAKS))
-    varies: TextDifference | None = None
+    varies: Difference | None = None
     """The last difference between two editions' texts, with or without a break."""
     recent: float = 1.0
     usual: float = 1.0
@@ -112,7 +112,7 @@ class PromptSeries:
         self.requests += 1
         self.seen_us = wall_us
 
-    def vary(self, difference: TextDifference) -> None:
+    def vary(self, difference: Difference) -> None:
         """Note how the newest edition's text differs from the one before it."""
         self.varies = difference
 
@@ -157,18 +157,24 @@ class PromptEdition:
     head: array[int] | None = None
     boundary: int | None = None
     """Tokens that stay the same, at most; None until there were two requests."""
-    slack: int = UNKNOWN
-    opening: str = ""
-    options: dict[str, int] = field(default_factory=dict)
+    is_exact: bool = False
+    """The last comparison found no earlier boundary."""
+    options: Mapping[str, int] = field(default_factory=dict)
     seen_s: float = 0.0
 
     @property
+    def head_tokens(self) -> int:
+        """Token ids that are compared: those that the stable part may have, were the estimate wrong."""
+        if self.estimate or not any(self.stable):
+            return min(_ESTIMATE_ERROR * self.estimate + _TEMPLATE_TOKENS, HEAD_TOKENS)
+        return HEAD_TOKENS
+
+    @property
     def size_bytes(self) -> int:
-        """Estimated bytes in memory."""
+        """Estimated bytes in memory, which do not change."""
         text = self.stable.text
         characters = len(text) if text.isascii() else 4 * len(text)
-        head = 0 if self.head is None else len(self.head) * self.head.itemsize
-        return characters + len(self.stable.tools) + head + _OVERHEAD_BYTES
+        return characters + len(self.stable.tools) + 8 * self.head_tokens + _OVERHEAD_BYTES
 
     @property
     def expected(self) -> int:
@@ -185,28 +191,28 @@ class PromptEdition:
 
     def render(self, request: ChatRequest, prompt: Prompt, now_s: float) -> None:
         """Compare with this prompt from now on, which is in the cache."""
-        self.head, self.since_s = _packed(prompt.token_ids), now_s
-        self.boundary, self.slack = None, UNKNOWN
-        self.opening, self.options = _opening(request), _options(request)
-        self.unbilled = prompt.unbilled_tokens
+        self.head, self.since_s = _packed(prompt.token_ids[: self.head_tokens]), now_s
+        self.boundary, self.is_exact = None, False
+        self.options, self.unbilled = _options(request), prompt.unbilled_tokens
 
     def compare(self, request: ChatRequest, prompt: Prompt) -> int | None:
         """Learn from another prompt how far they stay the same; the token where it is *rendered* differently.
 
         None where it is not: where they part is then where the users' own words begin.
         """
-        ids = None if self.head is None else _packed(prompt.token_ids[: len(self.head)])
+        bound = self.head_tokens if self.boundary is None else self.boundary
+        ids = _packed(prompt.token_ids[:bound])
         if self.head is None or ids is None:
             return None
-        shared = common_prefix(self.head, ids)
-        bound = UNKNOWN if self.boundary is None else self.boundary
-        if shared >= bound:
+        shared = common_prefix(self.head[:bound], ids)
+        self.is_exact = self.boundary is not None and shared >= self.boundary
+        if self.is_exact:
             return None
-        beyond_slack = self.slack < UNKNOWN and shared < bound - self.slack - 1
-        if beyond_slack or shared * _FEWEST_OF_ESTIMATE < self.estimate:
+        # Little of the estimate stays the same: less is evidence enough where a parameter changed.
+        thirds = 1 if self.changed_option(request, prompt) == "template" else 2
+        if 3 * shared < thirds * self.estimate:
             return shared
-        self.boundary, self.slack = shared, _slack(self.opening, _opening(request))
-        self.head = self.head[:shared]
+        self.boundary = shared
         return None
 
     def changed_option(self, request: ChatRequest, prompt: Prompt) -> str:
@@ -219,43 +225,31 @@ class PromptEdition:
 
 def estimate_of(request: ChatRequest, prompt: Prompt, stable: StablePart) -> int:
     """Estimated tokens of the stable part, by its share of the bytes; 0 with media."""
-    stable_bytes = len(stable.text.encode("utf-8", "surrogatepass")) + len(stable.tools)
-    others = 0
+    stable_bytes, user_bytes = _num_bytes(stable.text) + len(stable.tools), 0
     messages: Sequence[Mapping[str, Any]] = request.body["messages"]
     for message in messages:
         content = message.get("content")
         if count_media(content):
             return 0
         if message["role"] not in _SYSTEM:
-            others += len(content_text(content).encode("utf-8", "surrogatepass"))
+            user_bytes += _num_bytes(content_text(content))
     if not stable_bytes:
         return 0
-    return prompt.unbilled_tokens + prompt.billed_tokens * stable_bytes // (stable_bytes + others)
+    return prompt.unbilled_tokens + prompt.billed_tokens * stable_bytes // (stable_bytes + user_bytes)
 
 
-def _opening(request: ChatRequest) -> str:
-    """The beginning of what follows the system prompt, without the white space that templates trim."""
-    messages: Sequence[Mapping[str, Any]] = request.body["messages"]
-    first = next((m for m in messages if m["role"] not in _SYSTEM), {})
-    return content_text(first.get("content"))[: 4 * OPENING_CHARACTERS].strip()[:OPENING_CHARACTERS]
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _slack(opening: str, other: str) -> int:
-    """An upper bound of the tokens that two users' texts begin with in common: a token has a byte."""
-    shared = common_prefix(opening, other)
-    if shared == min(len(opening), len(other)) and (shared == OPENING_CHARACTERS or opening == other):
-        return UNKNOWN  # they may continue alike
-    return len(opening[:shared].encode("utf-8", "surrogatepass"))
-
-
-def _options(request: ChatRequest) -> dict[str, int]:
+def _options(request: ChatRequest) -> Mapping[str, int]:
     body = request.body
     return {name: hash(orjson.dumps(body[name])) for name in _OPTIONS if body.get(name) is not None}
 
 
 def _packed(token_ids: Sequence[int]) -> array[int] | None:
-    """The head of a prompt; None with ids that are no 64-bit integers. Placeholders of images take 64."""
+    """Ids in 8 bytes each; None with ids that are no 64-bit integers. Placeholders of images take 64."""
     try:
-        return array("q", token_ids[:HEAD_TOKENS])
+        return array("q", token_ids)
     except OverflowError:
         return None

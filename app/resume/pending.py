@@ -153,7 +153,7 @@ class Suspensions:
 
         def unit(connection: sqlite3.Connection) -> int:
             suspensions.take(connection, request_seq)
-            if ledger.open_request(connection, request_seq) is None:
+            if ledger.unsettled_request(connection, request_seq) is None:
                 raise NotFound("The stream has ended.", code="stream_not_found")
             return request_seq
 
@@ -252,7 +252,7 @@ def _settled(
     connection: sqlite3.Connection, seq: int, outcome: str, status: Status
 ) -> tuple[str, int, str, int] | None:
     """Settle a request if it is open; the arguments of OnSettled."""
-    left, terms = ledger.open_request(connection, seq), ledger.terms_of(connection, seq)
+    left, terms = ledger.unsettled_request(connection, seq), ledger.terms_of(connection, seq)
     if left is None or terms is None:
         return None
     settle_open(connection, left, outcome, status)

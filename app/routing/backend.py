@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.admission.admit import Admission
 from app.core import ChatRequest, Engine, Health, Key, Tier
@@ -13,11 +13,14 @@ PRIORITIES: Mapping[Tier, int] = {"interactive": 20, "standard": 10, "batch": 0}
 """SGLang sets a request aside for one that is more than ten above it: batch for interactive, no other."""
 
 
-def with_priority_and_salt(request: ChatRequest, key: Key | None, *, isolated: bool) -> ChatRequest:
+def with_priority_and_salt(
+    request: ChatRequest, key: Key | None, *, isolated: bool, resumable: bool = False
+) -> ChatRequest:
     """The request with its key's terms: its priority, and the keys that share its cached prompts."""
     salt = f"owner:{request.owner}" if isolated else ""
     tier: Tier = "standard" if key is None else key.terms.tier
-    return request.with_placement(cache_salt=salt, priority=PRIORITIES[tier])
+    placed = request.with_placement(cache_salt=salt, priority=PRIORITIES[tier])
+    return replace(placed, resumable=resumable)
 
 
 @dataclass(frozen=True, slots=True)

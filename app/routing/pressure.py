@@ -44,5 +44,5 @@ def _queued_share(admission: Admission) -> float:
     """The share of the queue's bounds that is in use, not by requests of the batch tier."""
     waiting = [queued.tokens for queued in admission.queue if queued.tenant.rank < _BATCH]
     load_shedder = admission.load_shedder
-    max_requests = load_shedder.bounds.max_queued_requests
+    max_requests = load_shedder.max_queued_requests
     return max(sum(waiting) / load_shedder.max_queued_tokens, len(waiting) / max_requests) if waiting else 0.0

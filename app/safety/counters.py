@@ -15,7 +15,7 @@ HOLD_BACK_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5
 class Observes(Protocol):
     """A histogram; app.metering.traffic.Histogram is one."""
 
-    def observe(self, value: float | None) -> None:
+    def observe(self, value: float | None, times: int = 1) -> None:
         """Count a value; None is none."""
         ...
 

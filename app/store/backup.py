@@ -16,6 +16,7 @@ from pathlib import Path
 from app.store.database import FILE_NAME, LOCK_TIMEOUT_S
 from app.store.opening import (
     StoreRefused,
+    check_version,
     create_private,
     holder,
     keep_temporary_files_in,
@@ -52,7 +53,12 @@ def connected(data_dir: Path, *, write: bool = False, older: bool = False) -> It
             connection.execute("PRAGMA secure_delete=ON")
             if write:
                 keep_temporary_files_in(connection, data_dir)
-            _check_version(connection, older=older)
+            names = applied(connection)
+            check_version(names, path)
+            if MIGRATIONS[-1].name not in names and not older:
+                raise StoreRefused(
+                    "The store is from an older version; start the server once, which updates it."
+                )
             yield connection
     except sqlite3.Error as exc:
         if served and getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
@@ -61,7 +67,7 @@ def connected(data_dir: Path, *, write: bool = False, older: bool = False) -> It
 
 
 @contextmanager
-def opened(data_dir: Path, *, write: bool = False, older: bool = False) -> Iterator[sqlite3.Connection]:
+def transaction(data_dir: Path, *, write: bool = False, older: bool = False) -> Iterator[sqlite3.Connection]:
     """A connection within one transaction: committed at the end, rolled back by an exception."""
     with connected(data_dir, write=write, older=older) as connection:
         connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -88,16 +94,6 @@ def conversations(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     return connection.execute(
         "SELECT id, owner FROM conversations WHERE deleted_at_us IS NULL ORDER BY seq"
     ).fetchall()
-
-
-def deleted_before(connection: sqlite3.Connection, before_us: int) -> list[str]:
-    """Ids of conversations deleted before then, less those that are still being answered."""
-    rows = connection.execute(
-        "SELECT id FROM conversations AS c WHERE deleted_at_us < ? AND NOT EXISTS"
-        " (SELECT 1 FROM messages WHERE conversation_seq = c.seq AND status = 'in_progress') ORDER BY seq",
-        (before_us,),
-    )
-    return [conversation_id for (conversation_id,) in rows]
 
 
 def backup(source: sqlite3.Connection, target: Path) -> int:
@@ -144,16 +140,6 @@ def _check_there(path: Path) -> None:
 def _connect(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=timeout_s)
-
-
-def _check_version(connection: sqlite3.Connection, *, older: bool) -> None:
-    names, ours = applied(connection), [migration.name for migration in MIGRATIONS]
-    if newer := [name for name in names if name not in ours]:
-        raise StoreRefused(
-            f"The store was written by a newer version (it has {newer[-1]}); run that version."
-        )
-    if len(names) < len(ours) and not older:
-        raise StoreRefused("The store is from an older version; start the server once, which updates it.")
 
 
 def _check_absent(target: Path) -> None:

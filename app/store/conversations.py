@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import orjson
-
 from app.errors import BadRequest, NotFound
 from app.messages import as_kept
 
@@ -155,10 +153,11 @@ def add_turn(
     for choice, answer_id in enumerate(turn.answer_ids):
         awaited = ("assistant", "", None, at_us, "in_progress", request_seq, choice)
         connection.execute(insert, (answer_id, conversation_seq, parent_seq, *awaited))
-    connection.execute(
-        "UPDATE conversations SET model = ?, updated_at_us = max(updated_at_us, ?) WHERE seq = ?",
-        (turn.model, at_us, conversation_seq),
-    )
+    if not turn.is_new:
+        connection.execute(
+            "UPDATE conversations SET model = ?, updated_at_us = max(updated_at_us, ?) WHERE seq = ?",
+            (turn.model, at_us, conversation_seq),
+        )
 
 
 def add_blocked_turn(connection: sqlite3.Connection, turn: NewTurn) -> None:
@@ -301,13 +300,10 @@ def _leaf(connection: sqlite3.Connection, conversation_seq: int, parent_id: str 
 
 def _path(connection: sqlite3.Connection, leaf_seq: int | None) -> list[_MessageRow]:
     """The messages from the top down to `leaf_seq`. Raises BadRequest where they are too much."""
-    seqs = [seq for (seq,) in connection.execute(_ANCESTORS, (leaf_seq, MAX_BRANCH_MESSAGES + 1))]
-    if len(seqs) > MAX_BRANCH_MESSAGES:
-        raise _too_long(f"{MAX_BRANCH_MESSAGES:,} messages")
     rows = connection.execute(
-        "SELECT seq, id, role, text, body, status, answer_ids, prompt_ids, base_seq, request_seq"
-        " FROM messages WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq",
-        (orjson.dumps(seqs).decode(),),
+        "SELECT seq, id, role, text, body, status, answer_ids, prompt_ids, base_seq, request_seq"  # noqa: S608  # a constant
+        f" FROM messages WHERE seq IN ({_ANCESTORS}) ORDER BY seq",
+        (leaf_seq, MAX_BRANCH_MESSAGES + 1),
     )
     path, size_bytes = [], 0
     for row in rows:
@@ -315,6 +311,8 @@ def _path(connection: sqlite3.Connection, leaf_seq: int | None) -> list[_Message
         size_bytes += path[-1].size_bytes
         if size_bytes > MAX_BRANCH_BYTES:
             raise _too_long(f"{MAX_BRANCH_BYTES >> 20} MiB")
+    if len(path) > MAX_BRANCH_MESSAGES:
+        raise _too_long(f"{MAX_BRANCH_MESSAGES:,} messages")
     return path
 
 

@@ -75,6 +75,7 @@ class Database:
         self._batch: list[_Queued] = []
         self._writing: asyncio.Task[None] | None = None
         self._lingering: asyncio.TimerHandle | None = None
+        self._flush_at_s = 0.0
         self._vacuuming: asyncio.Task[bool] | None = None
         self._closed = False
         self.failing = False
@@ -127,9 +128,18 @@ class Database:
         self._waiting.append(_Queued(unit, done))
         if not linger_s:
             self._queued.set()
-        elif self._lingering is None:
-            self._lingering = asyncio.get_running_loop().call_later(linger_s, self.flush)
+        else:
+            self._flush_in(linger_s)
         return done
+
+    def _flush_in(self, linger_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        flush_at_s = loop.time() + linger_s
+        if self._lingering is not None:
+            if self._flush_at_s <= flush_at_s:
+                return
+            self._lingering.cancel()
+        self._lingering, self._flush_at_s = loop.call_at(flush_at_s, self.flush), flush_at_s
 
     def flush(self) -> None:
         """Let no unit linger that waits now."""

@@ -53,17 +53,6 @@ def _json_messages(shown: Sequence[Message]) -> bytes:
     return orjson.dumps(shown)[1:-1]
 
 
-def _indented_head(outline: Outline) -> bytes:
-    """The object of the view up to its messages, for people to read."""
-    head = orjson.dumps(outline.conversation, option=orjson.OPT_INDENT_2)
-    return head.removesuffix(b"\n}") + b',\n  "messages": [\n'
-
-
-def _indented_messages(shown: Sequence[Message]) -> bytes:
-    lines = orjson.dumps(shown, option=orjson.OPT_INDENT_2).split(b"\n")[1:-1]
-    return b"\n".join(b"  " + line for line in lines)
-
-
 def _markdown_head(outline: Outline) -> bytes:
     """The title, and how many messages are not on this branch."""
     head = f"# {' '.join(outline.conversation['title'].split())}"
@@ -105,9 +94,7 @@ def _call(call: Mapping[str, Any]) -> str:
 VIEW = Format("application/json", ".json", whole, _json_head, _json_messages, b",", b"]}")
 """The format of `GET /api/conversations/{id}`."""
 FORMATS: Mapping[str, Format] = {
-    "json": Format(
-        "application/json", ".json", whole, _indented_head, _indented_messages, b",\n", b"\n  ]\n}"
-    ),
+    "json": VIEW,
     "markdown": Format(
         "text/markdown; charset=utf-8", ".md", newest_branch, _markdown_head, _markdown_messages, b"", b"\n"
     ),

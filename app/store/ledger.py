@@ -108,7 +108,7 @@ class Settlement:
     """The terms of its reservation, where the caller has them; otherwise they are read from the row."""
 
 
-class OpenRequest(NamedTuple):
+class UnsettledRequest(NamedTuple):
     """A reservation not yet settled, with the counts of its last checkpoint."""
 
     seq: int
@@ -181,7 +181,7 @@ def _closing(s: Settlement, cost: int) -> tuple[object, ...]:
 
 
 def settle_all(c: sqlite3.Connection, settlements: Sequence[tuple[Settlement, Terms]]) -> None:
-    """Close many rows at once. Raises NotAllOpen where one was settled: the batch is then to be undone."""
+    """Close many rows at once. Raises AlreadySettled: the batch is then to be undone."""
     closings: list[tuple[object, ...]] = []
     days: dict[DayKey, tuple[int, ...]] = {}
     for s, terms in settlements:
@@ -190,12 +190,12 @@ def settle_all(c: sqlite3.Connection, settlements: Sequence[tuple[Settlement, Te
         added, key = (1, *s.usage, cost), terms.daily_key
         days[key] = tuple(map(add, days[key], added)) if key in days else added
     if c.executemany(_CLOSE, closings).rowcount != len(closings):
-        raise NotAllOpen
+        raise AlreadySettled
     for key, sums in days.items():
         _add_to_day(c, key, sums)
 
 
-class NotAllOpen(Exception):
+class AlreadySettled(Exception):
     """Raised when one of several settlements met a settled row; each must then be tried alone."""
 
 
@@ -224,7 +224,7 @@ class Settling:
 
     @staticmethod
     def together(c: sqlite3.Connection, units: Sequence[Settling]) -> list[int]:
-        """Settle several; see app.store.batch. Raises NotAllOpen."""
+        """Settle several; see app.store.batch. Raises AlreadySettled."""
         settlements = [unit.settlement for unit in units]
         settle_all(c, [(s, s.terms or _known_terms(c, s.request_seq)) for s in settlements])
         for unit in units:
@@ -236,7 +236,7 @@ class Settling:
 def _known_terms(c: sqlite3.Connection, request_seq: int) -> Terms:
     terms = terms_of(c, request_seq)
     if terms is None:
-        raise NotAllOpen
+        raise AlreadySettled
     return terms
 
 
@@ -281,18 +281,18 @@ _OPEN = (
 )
 
 
-def open_requests(c: sqlite3.Connection) -> list[OpenRequest]:
+def unsettled_requests(c: sqlite3.Connection) -> list[UnsettledRequest]:
     """Every reservation that is neither settled nor suspended, oldest first."""
     query = _OPEN + " AND NOT EXISTS (SELECT 1 FROM suspended WHERE request_seq = seq) ORDER BY seq"  # noqa: S608  # a constant
     return [_open_request(row) for row in c.execute(query)]
 
 
-def open_request(c: sqlite3.Connection, request_seq: int) -> OpenRequest | None:
+def unsettled_request(c: sqlite3.Connection, request_seq: int) -> UnsettledRequest | None:
     """A reservation not yet settled; None where there is none."""
     row = c.execute(_OPEN + " AND seq = ?", (request_seq,)).fetchone()
     return None if row is None else _open_request(row)
 
 
-def _open_request(row: Sequence[Any]) -> OpenRequest:
+def _open_request(row: Sequence[Any]) -> UnsettledRequest:
     seq, request_id, owner, conversation_seq, *usage = row
-    return OpenRequest(seq, request_id, owner, conversation_seq, Usage(*usage))
+    return UnsettledRequest(seq, request_id, owner, conversation_seq, Usage(*usage))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from app.store.schema import MIGRATIONS, Migration, applied, migrate
+from app.store.schema import BEFORE_0_1, MIGRATIONS, applied, migrate
 
 BUSY_TIMEOUT_S = 5.0
 _TRY_S = 0.25
@@ -136,7 +136,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
     """
     busy_timeout(connection, BUSY_TIMEOUT_S)
     _check_sound(connection, path)
-    _check_not_newer(applied(connection), MIGRATIONS, path)
+    check_version(applied(connection), path)
     (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
     if mode != "wal":
         raise StoreRefused(f"{path} cannot have a write-ahead log; put --data-dir on a local disk.")
@@ -167,13 +167,16 @@ def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreRefused(f"{path} {_DAMAGED.format(' '.join(problem.split()))}")
 
 
-def _check_not_newer(names: Sequence[str], ours: Sequence[Migration], path: Path) -> None:
-    unknown = [name for name in names if name not in {m.name for m in ours}]
-    if unknown:
+def check_version(names: Sequence[str], path: Path) -> None:
+    """Raise StoreRefused for a store with these migrations, where this version cannot bring it up to date."""
+    ours = {migration.name for migration in MIGRATIONS}
+    if unknown := [name for name in names if name not in ours | BEFORE_0_1]:
         raise StoreRefused(
             f"{path} was written by a newer version (it has {unknown[-1]})."
             " Run that version, or restore a backup from before it."
         )
+    if names and ours.isdisjoint(names):
+        raise StoreRefused(f"{path} was written by a version before 0.1.0. Start version 0.1.0 on it once.")
 
 
 def _tighten(data_dir: Path) -> None:

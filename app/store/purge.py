@@ -18,7 +18,7 @@ import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
@@ -116,7 +116,7 @@ class Purge:
 
     async def _is_purged_elsewhere(self) -> bool:
         """True if a command wiped conversations of which this process does not know; their VACUUM is due."""
-        wiped = await self._database.read(partial(_due, before_us=WIPED + 1))
+        wiped = await self._database.read(partial(deleted_before, before_us=WIPED + 1))
         return bool(set(wiped) - set(self._wiped))
 
     async def _tried(
@@ -140,7 +140,7 @@ class Purge:
     async def _purge_due(self) -> int:
         before_us = time.time_ns() // 1000 - self._after_days * _DAY_US
         erased = await self._database.read(num_erased)
-        due = await self._database.read(partial(_due, before_us=before_us))
+        due = await self._database.read(partial(deleted_before, before_us=before_us))
         if erased == self._erased and not set(due) - set(self._wiped):
             return 0
         if await self._is_purged_elsewhere():
@@ -173,18 +173,18 @@ class Purge:
         return True
 
 
-def _due(connection: sqlite3.Connection, before_us: int) -> list[int]:
+def deleted_before(connection: sqlite3.Connection, before_us: int, column: str = "seq") -> list[Any]:
     """Conversations deleted before then, and those whose purge was begun; none that is being answered."""
     rows = connection.execute(
-        "SELECT seq FROM conversations AS c WHERE deleted_at_us < ? AND NOT EXISTS"
-        " (SELECT 1 FROM messages WHERE conversation_seq = c.seq AND status = 'in_progress')",
+        f"SELECT {column} FROM conversations AS c WHERE deleted_at_us < ? AND NOT EXISTS"  # noqa: S608  # a column's name
+        " (SELECT 1 FROM messages WHERE conversation_seq = c.seq AND status = 'in_progress') ORDER BY seq",
         (before_us,),
     )
-    return [seq for (seq,) in rows]
+    return [value for (value,) in rows]
 
 
 def _claim_due(connection: sqlite3.Connection, before_us: int) -> list[int]:
-    return _claimed(connection, _due(connection, before_us))
+    return _claimed(connection, deleted_before(connection, before_us))
 
 
 def _claimed(connection: sqlite3.Connection, seqs: list[int]) -> list[int]:

@@ -1,7 +1,8 @@
 """The schema, as numbered migrations; each is applied once, in order, and its name kept in a table.
 
-A migration that has been released is never changed: a change is a new one, tested from the
-first schema with data in it (tests/unit/store/test_schema.py).
+A migration that has been released is never changed: a change is a new one, tested from the schema of version
+0.1.0 with data in it (tests/unit/store/test_schema.py). The first makes that schema; a store from before is
+refused.
 
 Times are UTC microseconds since the epoch, money is integer micro-dollars, `seq` is the order
 in which rows were added (the clock may step back, `seq` does not).
@@ -14,12 +15,9 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import orjson
-
-from app.messages import as_kept
 from app.store.words import register
 
-_FIRST = """
+_VERSION_0_1 = """
 CREATE TABLE conversations (
     seq            INTEGER PRIMARY KEY AUTOINCREMENT,
     id             TEXT NOT NULL UNIQUE,
@@ -93,7 +91,7 @@ CREATE INDEX requests_by_day ON requests (day);
 CREATE INDEX requests_unstored ON requests (settled_at_us)
     WHERE conversation_seq IS NULL AND state = 'settled' AND stream <> x'';
 
--- A stream's released events, in slices as they were checkpointed; see app.stream.ring.Ring.
+-- A stream's released events, in segments as they were checkpointed; see app.stream.ring.Ring.
 CREATE TABLE events (
     request_seq INTEGER NOT NULL REFERENCES requests (seq) ON DELETE CASCADE,
     first_id    INTEGER NOT NULL,
@@ -116,39 +114,6 @@ CREATE TABLE usage_daily (
     PRIMARY KEY (day, model, owner)
 ) WITHOUT ROWID;
 
--- Full text: rows lie in the order of their conversations, so that the newest that match are first
--- without reading them all. A title is under (conversation << 32), a message under that + its seq.
-CREATE VIEW searched (rowid, text) AS
-    SELECT (conversation_seq << 32) + seq, text FROM messages
-    UNION ALL SELECT seq << 32, title FROM conversations;
-CREATE VIRTUAL TABLE search USING fts5 (
-    text, content = 'searched', content_rowid = 'rowid', tokenize = 'unicode61 remove_diacritics 2'
-);
-CREATE TRIGGER message_added AFTER INSERT ON messages BEGIN
-    INSERT INTO search (rowid, text) VALUES ((new.conversation_seq << 32) + new.seq, new.text);
-END;
-CREATE TRIGGER message_changed AFTER UPDATE OF text ON messages BEGIN
-    INSERT INTO search (search, rowid, text)
-        VALUES ('delete', (old.conversation_seq << 32) + old.seq, old.text);
-    INSERT INTO search (rowid, text) VALUES ((new.conversation_seq << 32) + new.seq, new.text);
-END;
-CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
-    INSERT INTO search (search, rowid, text)
-        VALUES ('delete', (old.conversation_seq << 32) + old.seq, old.text);
-END;
-CREATE TRIGGER title_added AFTER INSERT ON conversations BEGIN
-    INSERT INTO search (rowid, text) VALUES (new.seq << 32, new.title);
-END;
-CREATE TRIGGER title_changed AFTER UPDATE OF title ON conversations BEGIN
-    INSERT INTO search (search, rowid, text) VALUES ('delete', old.seq << 32, old.title);
-    INSERT INTO search (rowid, text) VALUES (new.seq << 32, new.title);
-END;
-CREATE TRIGGER title_removed AFTER DELETE ON conversations BEGIN
-    INSERT INTO search (search, rowid, text) VALUES ('delete', old.seq << 32, old.title);
-END;
-"""
-
-_KEYS = """
 -- API keys; see app.store.keys. A null limit is none. Keys are revoked, never deleted.
 CREATE TABLE keys (
     seq              INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -166,6 +131,10 @@ CREATE TABLE keys (
     expires_at_us    INTEGER,
     revoked_at_us    INTEGER
 );
+ALTER TABLE keys ADD COLUMN safety TEXT NOT NULL DEFAULT 'standard' CHECK (safety IN ('standard', 'strict'));
+ALTER TABLE keys ADD COLUMN weight REAL NOT NULL DEFAULT 1 CHECK (weight > 0);
+ALTER TABLE keys ADD COLUMN degrade TEXT NOT NULL DEFAULT 'on' CHECK (degrade IN ('on', 'off'));
+ALTER TABLE keys ADD COLUMN grammars TEXT NOT NULL DEFAULT 'all' CHECK (grammars IN ('all', 'schemas'));
 
 -- More than one while a rotated key's old secret is still valid; none of a revoked key.
 CREATE TABLE key_secrets (
@@ -177,13 +146,11 @@ CREATE TABLE key_secrets (
 );
 CREATE INDEX secrets_of_key ON key_secrets (key_seq);
 
--- One row, another number after every change: who keeps the keys in memory looks at this only.
+-- One row, another number after every change: the server, which keeps the keys in memory, looks at this only.
 CREATE TABLE keys_version (number INTEGER NOT NULL);
 INSERT INTO keys_version VALUES (0);
-"""
 
-_SAFETY = """
--- What the screens decided; see app.store.safety_events. There is no text here, so an event outlives what it
+-- Decisions of the screens; see app.store.safety_events. There is no text here, so an event outlives what it
 -- is about: nothing refers to it, and it refers to nothing.
 CREATE TABLE safety_events (
     seq         INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -205,80 +172,21 @@ CREATE TABLE safety_events (
 );
 CREATE INDEX safety_events_of_request ON safety_events (request_id);
 
--- One row, made at random: who has the store can say of a text whether an event is about it.
+-- One row, made at random: whoever has the store can say of a text whether an event is about it.
 CREATE TABLE safety_secret (key BLOB NOT NULL);
 
-ALTER TABLE keys ADD COLUMN safety TEXT NOT NULL DEFAULT 'standard' CHECK (safety IN ('standard', 'strict'));
-"""
-
-
-def _m003_safety(connection: sqlite3.Connection) -> None:
-    _run(connection, _SAFETY)
-    connection.execute("INSERT INTO safety_secret VALUES (?)", (secrets.token_bytes(32),))
-
-
-_SEARCH_LATER = """
 -- Rows of `searched` that are not in the index yet; see app.store.indexing. A row is in one of the two.
 CREATE TABLE unindexed (rowid INTEGER PRIMARY KEY);
-DROP TRIGGER message_added;
-DROP TRIGGER message_changed;
-DROP TRIGGER message_removed;
-DROP TRIGGER title_added;
-DROP TRIGGER title_changed;
-DROP TRIGGER title_removed;
 CREATE TRIGGER message_added AFTER INSERT ON messages BEGIN
     INSERT INTO unindexed VALUES ((new.conversation_seq << 32) + new.seq);
-END;
-CREATE TRIGGER message_changed AFTER UPDATE OF text ON messages BEGIN
-    INSERT INTO search (search, rowid, text)
-        SELECT 'delete', (old.conversation_seq << 32) + old.seq, old.text WHERE NOT EXISTS
-        (SELECT 1 FROM unindexed WHERE rowid = (old.conversation_seq << 32) + old.seq);
-    INSERT OR IGNORE INTO unindexed VALUES ((new.conversation_seq << 32) + new.seq);
-END;
-CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
-    INSERT INTO search (search, rowid, text)
-        SELECT 'delete', (old.conversation_seq << 32) + old.seq, old.text WHERE NOT EXISTS
-        (SELECT 1 FROM unindexed WHERE rowid = (old.conversation_seq << 32) + old.seq);
-    DELETE FROM unindexed WHERE rowid = (old.conversation_seq << 32) + old.seq;
 END;
 CREATE TRIGGER title_added AFTER INSERT ON conversations BEGIN
     INSERT INTO unindexed VALUES (new.seq << 32);
 END;
-CREATE TRIGGER title_changed AFTER UPDATE OF title ON conversations BEGIN
-    INSERT INTO search (search, rowid, text)
-        SELECT 'delete', old.seq << 32, old.title WHERE NOT EXISTS
-        (SELECT 1 FROM unindexed WHERE rowid = old.seq << 32);
-    INSERT OR IGNORE INTO unindexed VALUES (new.seq << 32);
-END;
-CREATE TRIGGER title_removed AFTER DELETE ON conversations BEGIN
-    INSERT INTO search (search, rowid, text)
-        SELECT 'delete', old.seq << 32, old.title WHERE NOT EXISTS
-        (SELECT 1 FROM unindexed WHERE rowid = old.seq << 32);
-    DELETE FROM unindexed WHERE rowid = old.seq << 32;
-END;
-"""
 
-
-def _m007_known_keys(connection: sqlite3.Connection) -> None:
-    """Take out of stored messages what only their callers knew: megabytes, read again with every turn."""
-    seqs = connection.execute("SELECT seq FROM messages WHERE body IS NOT NULL ORDER BY seq").fetchall()
-    for (seq,) in seqs:
-        role, text, body = connection.execute(
-            "SELECT role, text, body FROM messages WHERE seq = ?", (seq,)
-        ).fetchone()
-        stored = orjson.dumps(as_kept(role, text, body))
-        if stored != body:
-            connection.execute("UPDATE messages SET body = ? WHERE seq = ?", (stored, seq))
-
-
-_SEARCH_BY_OWNER = """
--- No term of the index is two owners' (app.store.words), so that a search's time tells nothing of another's.
-DROP TRIGGER message_changed;
-DROP TRIGGER message_removed;
-DROP TRIGGER title_changed;
-DROP TRIGGER title_removed;
-DROP TABLE search;
-DROP VIEW searched;
+-- Full text: rows lie in the order of their conversations, so that the newest that match are first without
+-- reading them all. A title is under (conversation << 32), a message under that + its seq. No term of the
+-- index is two owners' (app.store.words), so that a search's time tells nothing of another's.
 CREATE VIEW searched (rowid, text) AS
     SELECT (m.conversation_seq << 32) + m.seq, owner_words(c.owner, m.text)
         FROM messages AS m JOIN conversations AS c ON c.seq = m.conversation_seq
@@ -314,16 +222,17 @@ CREATE TRIGGER title_removed BEFORE DELETE ON conversations BEGIN
         (SELECT 1 FROM unindexed WHERE rowid = old.seq << 32);
     DELETE FROM unindexed WHERE rowid = old.seq << 32;
 END;
--- The journal indexes them in the background, and a search the rest of them.
-INSERT OR IGNORE INTO unindexed SELECT (conversation_seq << 32) + seq FROM messages;
-INSERT OR IGNORE INTO unindexed SELECT seq << 32 FROM conversations;
-"""
 
-_BRANCH_INDEXES = """
--- What a turn asks of its conversation, in time that does not go with how long that is.
+-- What a turn asks of its conversation, in time that does not grow with the conversation's length.
 CREATE INDEX messages_answers ON messages (conversation_seq, seq) WHERE request_seq IS NOT NULL;
 CREATE INDEX messages_blocked ON messages (conversation_seq) WHERE status = 'blocked';
 """
+
+
+def _version_0_1(connection: sqlite3.Connection) -> None:
+    _run(connection, _VERSION_0_1)
+    connection.execute("INSERT INTO safety_secret VALUES (?)", (secrets.token_bytes(32),))
+
 
 _SAFETY_RECORDS = """
 -- A key's level may be looser than the policy, too. A check cannot be changed: the column is made anew.
@@ -415,26 +324,7 @@ class Migration(NamedTuple):
 
 
 MIGRATIONS: Sequence[Migration] = (
-    Migration("001_first", _FIRST),
-    Migration("002_keys", _KEYS),
-    Migration("003_safety", _m003_safety),
-    Migration("004_search_later", _SEARCH_LATER),
-    Migration(
-        "005_weight",
-        "ALTER TABLE keys ADD COLUMN weight REAL NOT NULL DEFAULT 1 CHECK (weight > 0);",
-    ),
-    Migration(
-        "006_degrade",
-        "ALTER TABLE keys ADD COLUMN degrade TEXT NOT NULL DEFAULT 'on' CHECK (degrade IN ('on', 'off'));",
-    ),
-    Migration("007_known_keys", _m007_known_keys),
-    Migration("008_search_by_owner", _SEARCH_BY_OWNER),
-    Migration("009_branch_indexes", _BRANCH_INDEXES),
-    Migration(
-        "010_grammars",
-        "ALTER TABLE keys ADD COLUMN grammars TEXT NOT NULL DEFAULT 'all'"
-        " CHECK (grammars IN ('all', 'schemas'));",
-    ),
+    Migration("010_grammars", _version_0_1),
     Migration("011_safety_records", _SAFETY_RECORDS),
     Migration("012_suspended", _SUSPENDED),
     Migration("013_ledger_keys", _LEDGER_KEYS),
@@ -444,6 +334,14 @@ MIGRATIONS: Sequence[Migration] = (
         " CHECK (resume IN ('asked', 'always'));",
     ),
 )
+
+
+_BEFORE = """
+001_first 002_keys 003_safety 004_search_later 005_weight 006_degrade 007_known_keys 008_search_by_owner
+009_branch_indexes
+"""
+BEFORE_0_1 = frozenset(_BEFORE.split())
+"""Migrations that stores of 0.1.0 have had one by one, before that of the first name above."""
 
 
 def _run(connection: sqlite3.Connection, script: str) -> None:

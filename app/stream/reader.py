@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from app.errors import ReplayExpired
 from app.stream.ring import Ring
 
 MAX_WRITE_BYTES = 64 * 1024
@@ -35,8 +34,8 @@ class FrameSink(Protocol):
 class Reader:
     """One client's position in a stream.
 
-    A reader that has sent everything waits. The generation's own task then writes the next event
-    into the sink, without a task switch. A lagging client, a heartbeat and the end wake the reader's task.
+    A reader that has sent everything waits. Its stream then has it write the next events into the sink,
+    without a task switch. A lagging client, a heartbeat and the end wake the reader's task.
     """
 
     def __init__(
@@ -79,8 +78,13 @@ class Reader:
             if self.cursor == self._ring.last_id:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
-            if not self.closed:
-                self._send(heartbeat)
+            if self.closed:
+                return
+            if self.cursor != self._ring.last_id:
+                self._send(sink, self._ring.last_id)
+            elif not self._ended():
+                sink.write(heartbeat)
+                self._moved = True
 
     async def caught_up(self, sink: FrameSink) -> None:
         """Wait until a lagging client has caught up. The registry disconnects a client that reads nothing."""
@@ -91,28 +95,19 @@ class Reader:
         finally:
             self.stalling = False
 
-    def _send(self, idle: bytes = b"") -> None:
-        """Send the events after the cursor. If there are none and the stream has not ended, send `idle`."""
-        assert self.sink is not None
-        last_id = self._ring.last_id
-        if self.cursor != last_id:
-            self.cursor, frame = self._frame_after(self.cursor)
-            if self.cursor == last_id:
-                self.sink.write(frame)
-            else:
-                self._send_several(frame, last_id)
-        elif not self.at_end():
-            self.sink.write(idle)
+    def _send(self, sink: FrameSink, last_id: int) -> None:
+        """Send events after the cursor, up to `last_id`, which is beyond it."""
         self._moved = True
-
-    def _send_several(self, frame: bytes, last_id: int) -> None:
-        assert self.sink is not None
+        self.cursor, frame = self._frame_after(self.cursor)
+        if self.cursor == last_id:
+            sink.write(frame)
+            return
         frames, size = [frame], len(frame)
         while self.cursor != last_id and size < MAX_WRITE_BYTES:
             self.cursor, frame = self._frame_after(self.cursor)
             frames.append(frame)
             size += len(frame)
-        self.sink.write(*frames)
+        sink.write(*frames)
 
     def silent_s(self, now_s: float) -> float:
         """Seconds since the last frame was sent, exact to the time since the last call."""
@@ -127,16 +122,17 @@ class Reader:
 
     def on_event(self) -> None:
         """Called for each new event: sends it if the reader waits and its client keeps up."""
-        if self._waiter is None or self.sink is None:
+        sink = self.sink
+        if self._waiter is None or sink is None:
             return
         last_id = self._ring.last_id
         try:
-            while self.cursor != last_id and self.sink.ready():
-                self._send()
-        except ReplayExpired:  # this runs in the generation's task: the reader's own raises it again
+            while self.cursor != last_id and sink.ready():
+                self._send(sink, last_id)
+        except Exception:  # noqa: BLE001  # no other stream may suffer: the reader's own task raises it again
             self.wake()
             return
-        if self.cursor != last_id or self.at_end():
+        if self.cursor != last_id or self.closed or self._ended():
             self.wake()
 
     def wake(self) -> None:

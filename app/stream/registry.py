@@ -19,7 +19,7 @@ from app.log import safe_traceback
 from app.settings import Settings
 from app.stream.reader import Reader
 from app.stream.ring import Ring
-from app.stream.token_stream import ABANDONED, DELETED, SHUTDOWN, TokenStream, Wire
+from app.stream.token_stream import ABANDONED, DELETED, SHUTDOWN, Outbox, TokenStream, Wire
 
 TICK_BATCH = 128
 """Streams that the ticker checks before it yields to the event loop."""
@@ -43,6 +43,7 @@ class StreamRegistry:
     def __init__(self, settings: Settings, log: FilteringBoundLogger) -> None:
         self._settings = settings
         self._log = log
+        self._outbox = Outbox()
         self._streams: dict[str, TokenStream] = {}
         self._keys: dict[tuple[str, str], TokenStream] = {}
         """Streams by owner and idempotency key."""
@@ -123,6 +124,7 @@ class StreamRegistry:
         return request_id in self._live
 
     def _add(self, stream: TokenStream) -> None:
+        stream.share_outbox(self._outbox)
         request = stream.request
         self._streams[request.request_id] = self._live[request.request_id] = stream
         if (key := request.idempotency) is not None:

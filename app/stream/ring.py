@@ -44,6 +44,10 @@ class TextTrack(NamedTuple):
     tool_index: int = 0
 
 
+TextEvent = tuple[int, TextTrack, bytes]
+"""A text event: its id, its track, and its escaped text."""
+
+
 class TextRun(NamedTuple):
     """Text of one track: JSON-escaped, without quotes; logprobs entries joined by commas.
 
@@ -121,6 +125,8 @@ class Ring:
         self, limit_bytes: int, *, logprobs: bool = False, counts: bool = False, first_id: int = 1
     ) -> None:
         self._limit_bytes = limit_bytes
+        self.plain = not logprobs and not counts
+        """True if events have text only, without log probabilities and counts."""
         self.first_id = first_id
         self._tracks = array("H")
         self._ends = array("I")
@@ -154,20 +160,12 @@ class Ring:
             size += 96 * len(self._counts)
         return size
 
-    @property
-    def plain(self) -> bool:
-        """True if events have text only, without log probabilities and counts."""
-        return self._logprobs is None and self._counts is None
-
     def continue_from(self, counts: Mapping[int, Counts]) -> None:
         """Set the counts of each choice at the last event."""
         self._counts_of.update(counts)
 
-    def append(self, delta: Delta) -> tuple[int, TextTrack, bytes]:
-        """Add a delta's text. The caller adds the finish reason as a control event.
-
-        Returns the event's id, track and escaped text.
-        """
+    def append(self, delta: Delta) -> TextEvent:
+        """Add a delta's text. The caller adds the finish reason as a control event."""
         tool = delta.tool
         key = (delta.choice, delta.channel, 0 if tool is None else tool.index)
         track = self._track_of.get(key)
@@ -180,8 +178,7 @@ class Ring:
             self._logprobs += b"," + orjson.dumps(delta.logprobs)[1:-1]
         if self._counts is not None:
             self._counts_of[delta.choice] = delta.counts
-        self._push(track)
-        return self.last_id, self._names[track - 1], text
+        return self._push(track), self._names[track - 1], text
 
     def _new_track(self, key: tuple[int, Channel, int]) -> int:
         self._names.append(TextTrack(*key))
@@ -193,16 +190,20 @@ class Ring:
         self._specials[self.last_id + 1] = event
         self._push(_SPECIAL)
 
-    def _push(self, track: int) -> None:
-        self._tracks.append(track)
-        self._ends.append(len(self._text))
+    def _push(self, track: int) -> int:
+        """Add an event of a track; returns its id."""
+        tracks = self._tracks
+        tracks.append(track)
+        num_bytes = len(self._text)
+        self._ends.append(num_bytes)
         if self._logprobs is not None:
             self._logprob_ends.append(len(self._logprobs))
         if self._counts is not None:
             self._counts.append(total_counts(self._counts_of))
         # The cheap test first: plain events are little but their text.
-        if len(self._text) + 6 * len(self._tracks) > self._limit_bytes or not self.plain:
+        if num_bytes + 6 * len(tracks) > self._limit_bytes or not self.plain:
             self._trim()
+        return self.first_id + len(tracks) - 1
 
     def _trim(self) -> None:
         if self.nbytes <= self._limit_bytes or len(self._tracks) < 2:
@@ -221,11 +222,11 @@ class Ring:
         self.first_id += drop
         self._specials = {i: e for i, e in self._specials.items() if i >= self.first_id}
 
-    def after(self, cursor: int) -> tuple[int, ControlEvent | Sequence[TextRun]]:
+    def after(self, cursor: int, *, joined: bool = True) -> tuple[int, ControlEvent | Sequence[TextRun]]:
         """The next step after event `cursor`: `(id of its last event, content)`.
 
-        A control event is a step of its own. Consecutive text events are one step, with one run per track;
-        within a choice the runs have the order reasoning, text, tool. The caller makes sure that
+        A control event is a step of its own. Consecutive text events are one step if `joined`, with one run
+        per track; within a choice the runs have the order reasoning, text, tool. The caller makes sure that
         `first_id - 1 <= cursor < last_id`.
         """
         start = cursor - self.first_id + 1
@@ -233,10 +234,16 @@ class Ring:
         track = tracks[start]
         if track == _SPECIAL:
             return cursor + 1, self._specials[cursor + 1]
-        stop = start + 1
-        if stop == len(tracks):
-            return cursor + 1, (self._text_run(track, start, stop),)
+        if not joined or start + 1 == len(tracks):
+            return cursor + 1, (self._text_run(track, start, start + 1),)
         return self._coalesced(start)
+
+    def is_one_step(self, cursor: int) -> bool:
+        """True if no track repeats after event `cursor`: a token of each choice, or the parts of one."""
+        if self.last_id - cursor > len(self._names) + 1:
+            return False
+        tracks = self._tracks[cursor - self.first_id + 1 :]
+        return len(set(tracks)) == len(tracks)
 
     def _coalesced(self, start: int) -> tuple[int, Sequence[TextRun]]:
         merged: dict[int, list[TextRun]] = {}

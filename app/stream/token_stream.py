@@ -1,8 +1,9 @@
 """TokenStream: what one generation has released, and the readers that follow it.
 
-The generation writes events, and any number of readers send them to clients. A reader that lags gets
-several events in one frame, without a gap, and does not slow other readers. `StreamRegistry` owns every live
-and every recently finished stream of the process (app.stream.registry).
+The generation writes events, and any number of readers send them to clients. What was written in one turn of
+the event loop is sent in the next one, in one frame: while the loop keeps up, a frame has one token. A reader
+that lags gets several events in one frame too, without a gap, and does not slow other readers.
+`StreamRegistry` owns every live and every recently finished stream of the process (app.stream.registry).
 
     PENDING ──open()──▶ OPEN ──close()/fail()──▶ DONE
        │                 ├──suspend()──────────▶ DONE (suspended: another process continues it)
@@ -35,6 +36,7 @@ from app.stream.ring import (
     Notice,
     Opened,
     Ring,
+    TextEvent,
     TextRun,
     TextTrack,
     ToolStarted,
@@ -68,6 +70,26 @@ class Wire(Protocol):
         ...
 
 
+class Outbox:
+    """The streams that have unsent events: sent together, one turn of the event loop after the first."""
+
+    __slots__ = ("_unsent",)
+
+    def __init__(self) -> None:
+        self._unsent: dict[TokenStream, None] = {}
+
+    def add(self, stream: TokenStream) -> None:
+        """Send the stream's events in the next turn."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._unsent[stream] = None
+
+    def _send(self) -> None:
+        unsent, self._unsent = self._unsent, {}
+        for stream in unsent:
+            stream.wake()
+
+
 class TokenStream:
     """One generation's released events, from the first to `[DONE]`."""
 
@@ -87,9 +109,10 @@ class TokenStream:
         self._plain = ring.plain
         self._abort: Callable[[], None] | None = None
         self._frame: tuple[int, int, bytes] = (-1, -1, b"")
+        self._newest: TextEvent = (0, TextTrack(0, "text"), b"")
+        self._outbox = Outbox()
         loop = asyncio.get_running_loop()
         self._now_s = loop.time
-        self._call_soon = loop.call_soon
         self._opened: asyncio.Future[None] = loop.create_future()
         self._done: asyncio.Future[None] = loop.create_future()
 
@@ -163,23 +186,16 @@ class TokenStream:
         if tool is not None and tool.name is not None:
             self._ring.append_special(ToolStarted(delta.choice, tool))
         if delta.text or delta.logprobs:
-            self._append_text(delta)
+            self._newest = self._ring.append(delta)
         if delta.finish_reason is not None:
             self._ring.append_special(Finished(delta.choice, delta.finish_reason, delta.matched_stop))
-            # Usage and [DONE] mostly follow in this turn of the loop: one write for all of them.
-            self._call_soon(self._wake)
-            return
-        self._wake()
-
-    def _append_text(self, delta: Delta) -> None:
-        event_id, track, text = self._ring.append(delta)
-        if self.readers and self._plain:
-            self._frame = (event_id - 1, event_id, self._wire.text(event_id, track, text))
+        if self.readers:
+            self._outbox.add(self)
 
     def notice(self, field: str, value: Mapping[str, Any]) -> None:
         """Release a chunk without choices."""
         self._ring.append_special(Notice(field, value))
-        self._call_soon(self._wake)
+        self._outbox.add(self)
 
     def conclude(self, usage: Usage, moderation: Mapping[str, Any] | None) -> None:
         """Release the chunks after the last token: moderation and usage."""
@@ -219,17 +235,22 @@ class TokenStream:
 
     def _special(self, event: ControlEvent) -> None:
         self._ring.append_special(event)
-        self._wake()
+        self.wake()
 
     def _finish(self) -> None:
         # The prompt is no longer needed: a retained stream must not hold it.
         self.request = dataclasses.replace(self.request, body={}, raw=None)
         self.finished_at_s = self._now_s()
         self._done.set_result(None)
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
-        for reader in list(self.readers):
+    def share_outbox(self, outbox: Outbox) -> None:
+        """Have events sent together with those of other streams."""
+        self._outbox = outbox
+
+    def wake(self) -> None:
+        """Have the readers send what they have not sent."""
+        for reader in tuple(self.readers):
             reader.on_event()
 
     # Reading: the clients' side.
@@ -348,8 +369,13 @@ class TokenStream:
         start, last_id, frame = self._frame
         if start == cursor:
             return last_id, frame
+        event_id, track, text = self._newest
+        if event_id == cursor + 1 and self._plain:  # most frames
+            frame = self._wire.text(event_id, track, text)
+            self._frame = (cursor, event_id, frame)
+            return event_id, frame
         self._check_held(cursor)
-        last_id, content = self._ring.after(cursor)
+        last_id, content = self._ring.after(cursor, joined=not self._ring.is_one_step(cursor))
         if isinstance(content, Sequence):
             frame = self._wire.delta(last_id, content)
         else:

@@ -14,7 +14,7 @@ import orjson
 
 from app.api.app import HEALTH_PATHS, MODEL_INFO_PATHS, SERVER_INFO_PATHS
 from app.api.openai.listing import DEFAULT_LIMIT, MAX_LIMIT
-from app.api.schema.conversations import MAX_QUERY
+from app.api.routes.conversations import MAX_QUERY
 from app.errors import CODES
 from app.intake.head import PLAIN_EVENTS, PLAIN_VALUES
 from app.routing.router import Size

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 
 import orjson
 
+from app.api.schema.fields import Field, kind_names, plain
 from app.api.schema.parameters import (
     MAX_ALL_BIASES,
     MAX_ALL_STOP_CHARS,
@@ -18,9 +20,6 @@ from app.api.schema.parameters import (
     MAX_STOPS,
     PARAMETERS,
     Parameter,
-    kind_names,
-    plain,
-    treatment,
 )
 from app.api.schema.template_switches import SWITCHES
 
@@ -38,14 +37,14 @@ def markdown() -> str:
     switches = [
         "| name | value |",
         "|---|---|",
-        *(f"| `{name}` | {switch} |" for name, switch in SWITCHES.items()),
+        *(f"| `{name}` | {_switch(switch)} |" for name, switch in SWITCHES.items()),
     ]
     return "\n".join([*tables, "## `chat_template_kwargs`", "", *switches, ""])
 
 
 def _rows(treated: str) -> Iterator[str]:
     for name, p in PARAMETERS.items():
-        if treatment(name) == treated:
+        if p.treatment == treated:
             yield f"| `{name}` | {' or '.join(kind_names(p.kinds))} | {_RANGES.get(name) or _range(p)} |"
 
 
@@ -80,15 +79,24 @@ _RANGES: Mapping[str, str] = {
     "stream_options": "`include_usage` and `continuous_usage_stats`; needs `stream`",
     "moderation": '`{"model": "omni-moderation-latest"}`',
 }
-"""What the tables show beyond `Parameter`; `check_values` and app.api.schema.wire enforce it."""
+"""What the tables show beyond `Parameter`; `check_values` and app.api.schema.chat_request enforce it."""
 
 
 def _range(parameter: Parameter) -> str:
-    if parameter.max_entries is not None:
+    if parameter.max_entries < math.inf:
         return f"at most {parameter.max_entries:,} entries"
-    if parameter.max_chars is not None:
+    if parameter.max_chars < math.inf:
         return f"at most {parameter.max_chars:,} characters"
     low, high = parameter.minimum, parameter.maximum
     if high is not None:
         return f"{plain(low or 0)} to {plain(high)}"
     return "" if low is None else f"at least {plain(low)}"
+
+
+def _switch(switch: Field) -> str:
+    words = ", ".join(f"`{word}`" for word in switch.choices)
+    if switch.minimum is None:
+        return words or "true or false"
+    noun = "a number" if float in switch.kinds else "an integer"
+    numbers = f"{noun} from {switch.minimum:,} to {switch.maximum:,}"
+    return f"{words}, or {numbers}" if words else numbers

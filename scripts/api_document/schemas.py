@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from app.api.routes.conversations import TITLE
 from app.api.schema import completions, key_terms, moderations, tokens
 from app.api.schema.aliases import FORMS
-from app.api.schema.conversations import MAX_TITLE
-from app.api.schema.formats import KINDS
-from app.api.schema.messages import ACCEPTED, ACCEPTED_OF_ASSISTANT, ROLES
-from app.api.schema.parameters import (
-    MAX_CHOICES,
-    MAX_STOP_CHARS,
-    MAX_STOPS,
-    PARAMETERS,
-    Parameter,
-    treatment,
-)
-from app.api.schema.template_switches import EFFORTS, SWITCHES, Switch
+from app.api.schema.fields import Field
+from app.api.schema.formats import FORMATS
+from app.api.schema.messages import MESSAGES, PARTS, ROLES
+from app.api.schema.parameters import PARAMETERS, TOKEN_ID, Parameter
+from app.api.schema.template_switches import SWITCHES
 from app.api.schema.tools import CHOICES
-from app.core import DEGRADING, GRAMMARS, MAX_WEIGHT, MIN_WEIGHT, RESUMING, SAFETY_LEVELS, SCOPES, TIERS
+from app.api.schema.tools import TOOL as TOOL_FIELD
+from app.core import DEGRADING, GRAMMARS, RESUMING, SAFETY_LEVELS, SCOPES, TIERS
 from app.errors import CODES
-from app.messages import MAX_ID_CHARS, MAX_NAME_CHARS
 from app.safety.moderation import MODELS as MODERATION_MODELS
 
 Schema = dict[str, Any]
@@ -37,11 +32,44 @@ _JSON_TYPES: Mapping[type, str] = {
     list: "array",
     dict: "object",
 }
-_TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
-_NULLABLE_TEXT: Schema = {"type": ["string", "null"]}
-_MAX_TOKEN_ID = 2**31 - 1
 _USD = r"^[0-9]{1,9}(\.[0-9]{1,6})?$"
 _TIME = "A UTC day or time, as 2026-11-20 or 2026-11-20T18:00Z, or Unix seconds"
+
+
+def of_field(field: Field, *, nullable: bool = False) -> Schema:
+    """The schema of what a field declares."""
+    if field.dropped:
+        return {"description": "Taken and dropped."}
+    # A number that may be a fraction is `number` alone.
+    kinds = [kind for kind in field.kinds if kind is not int or float not in field.kinds]
+    null: list[Any] = [None] if nullable else []
+    types = [_JSON_TYPES[kind] for kind in kinds] + (["null"] if nullable else [])
+    schema: Schema = {"type": types if len(types) > 1 else types[0]}
+    bounds = {name: value for name, value in _bounds(field) if value not in (None, 0, math.inf)}
+    if field.minimum == 0:
+        bounds = {"minimum": 0, **bounds}
+    if field.choices:
+        words: Schema = {"enum": [*field.choices, *null]}
+        return schema | {"anyOf": [words, {"type": "number", **bounds}]} if len(kinds) > 1 else words
+    schema |= bounds
+    if field.items is not None:
+        schema["items" if list in kinds else "additionalProperties"] = of_field(field.items)
+    if field.fields is not None:
+        schema |= of_fields(field.fields, field.required) | {"type": schema["type"]}
+    return schema
+
+
+def _bounds(field: Field) -> Iterator[tuple[str, Any]]:
+    yield from (("minimum", field.minimum), ("maximum", field.maximum))
+    yield from (("minLength", field.min_chars), ("maxLength", field.max_chars))
+    noun = "Items" if list in field.kinds else "Properties"
+    yield from ((f"min{noun}", field.min_entries), (f"max{noun}", field.max_entries))
+
+
+def of_fields(fields: Mapping[str, Field], required: Iterable[str] = ()) -> Schema:
+    """The schema of an object with these fields: null is absent, and an unknown name is a 400."""
+    names = list(required)
+    return strict_object({n: of_field(f, nullable=n not in names) for n, f in fields.items()}, names)
 
 
 def strict_object(properties: Mapping[str, Schema], required: Iterable[str] = ()) -> Schema:
@@ -60,7 +88,7 @@ def chat_request() -> Schema:
 
 
 def _parameter(name: str, parameter: Parameter) -> Schema:
-    treated = treatment(name)
+    treated = parameter.treatment
     if parameter.refusal is not None:
         values = [*parameter.accepts, None]
         return {
@@ -68,91 +96,29 @@ def _parameter(name: str, parameter: Parameter) -> Schema:
             "description": f"Refused: {parameter.refusal}.",
             "x-tokenring-treatment": treated,
         }
-    schema: Schema = {"type": _types(name, parameter), "x-tokenring-treatment": treated}
+    schema = of_field(parameter, nullable=name not in NEVER_NULL) | {"x-tokenring-treatment": treated}
     if parameter.equivalent is not None:
         schema["description"] = f"Translated into {parameter.equivalent}."
-    if parameter.minimum is not None:
-        schema["minimum"] = parameter.minimum
-    if parameter.maximum is not None:
-        schema["maximum"] = parameter.maximum
-    if parameter.max_chars is not None:
-        schema["maxLength"] = parameter.max_chars
-    if parameter.max_entries is not None:
-        schema["maxItems" if list in parameter.kinds else "maxProperties"] = parameter.max_entries
     return schema | _CONTENTS.get(name, {})
 
 
-def _types(name: str, parameter: Parameter) -> list[str]:
-    """The JSON types that pass; a number that may be a fraction is `number` alone."""
-    kinds = [k for k in parameter.kinds if k is not int or float not in parameter.kinds]
-    return [_JSON_TYPES[k] for k in kinds] + ([] if name in NEVER_NULL else ["null"])
+def _message_fields() -> Iterator[tuple[str, Field]]:
+    for field in MESSAGES.values():
+        yield from (field.fields or {}).items()
 
 
-_STOP_TEXT: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
-CONTENT_PART: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"type": "string"},
-        "text": {"type": "string"},
-        "image_url": {
-            "type": "object",
-            "properties": {"url": {"type": "string"}},
-            "required": ["url"],
-        },
+CONTENT_PART: Schema = {"anyOf": [of_field(field) for field in PARTS.values()]}
+TOOL = of_field(TOOL_FIELD)
+MESSAGE = of_fields(dict(_message_fields()), ["role"])
+MESSAGE["properties"] |= {
+    "role": {"enum": list(ROLES)},
+    "content": {
+        "type": ["string", "array", "null"],
+        "items": {"$ref": "#/components/schemas/ContentPart"},
+        "description": "Required, but of an assistant message with `tool_calls`.",
     },
-    "required": ["type"],
 }
-_ACCEPTED_MEMBERS = {
-    name: {"description": "Taken and dropped."} for name in sorted(ACCEPTED | ACCEPTED_OF_ASSISTANT)
-}
-TOOL: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["function", None]},
-        "function": {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string", "maxLength": MAX_NAME_CHARS},
-                "description": {"type": ["string", "null"]},
-                "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
-                "strict": {"type": ["boolean", "null"]},
-            },
-            "required": ["name"],
-        },
-    },
-    "required": ["function"],
-}
-MESSAGE: Schema = {
-    "type": "object",
-    "properties": {
-        **_ACCEPTED_MEMBERS,
-        "role": {"enum": list(ROLES)},
-        "name": {"type": ["string", "null"], "maxLength": MAX_NAME_CHARS},
-        "reasoning_content": {
-            "type": ["string", "null"],
-            "description": "Read with this request, not stored.",
-        },
-        "reasoning": {"type": ["string", "null"], "description": "The same under another name."},
-        "content": {
-            "type": ["string", "array", "null"],
-            "items": {"$ref": "#/components/schemas/ContentPart"},
-            "description": "Required, but of an assistant message with `tool_calls`.",
-        },
-        "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
-        "tool_call_id": {"type": ["string", "null"], "maxLength": MAX_ID_CHARS},
-    },
-    "required": ["role"],
-    "additionalProperties": False,
-}
-
-
-def _switch(switch: Switch) -> Schema:
-    """A switch of a chat template."""
-    if switch.minimum is None:
-        return {"enum": list(switch.words)} if switch.words else {"type": "boolean"}
-    kind = "integer" if switch.whole else "number"
-    number: Schema = {"type": kind, "minimum": switch.minimum, "maximum": switch.maximum}
-    return {"anyOf": [{"enum": list(switch.words)}, number]} if switch.words else number
+MESSAGE["properties"]["reasoning_content"]["description"] = "Read with this request, not stored."
 
 
 _CONTENTS: Mapping[str, Schema] = {
@@ -161,20 +127,9 @@ _CONTENTS: Mapping[str, Schema] = {
         "items": {"$ref": "#/components/schemas/Message"},
         "description": "At least one message, unless `conversation_id` names what to answer.",
     },
-    "stop": {"minLength": 1, "maxLength": MAX_STOP_CHARS, "maxItems": MAX_STOPS, "items": _STOP_TEXT},
-    "stop_token_ids": {
-        "maxItems": MAX_STOPS,
-        "items": {"type": "integer", "minimum": 0, "maximum": _MAX_TOKEN_ID},
-    },
-    "logit_bias": {
-        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
-        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-    },
-    "reasoning_effort": {
-        "anyOf": [{"enum": [*EFFORTS, None]}, {"type": "number", "minimum": 0, "maximum": 1}],
-    },
+    "logit_bias": {"propertyNames": {"pattern": "^[0-9]{1,9}$"}},
     "chat_template_kwargs": {
-        "properties": {name: _switch(switch) for name, switch in SWITCHES.items()},
+        "properties": {name: of_field(switch) for name, switch in SWITCHES.items()},
         "additionalProperties": False,
     },
     "stream_options": {
@@ -192,7 +147,7 @@ _CONTENTS: Mapping[str, Schema] = {
         "additionalProperties": False,
     },
     "response_format": {
-        "properties": {"type": {"enum": list(KINDS)}},
+        "properties": {"type": {"enum": list(FORMATS)}},
         "required": ["type"],
         "description": "Without effect where `tool_choice` wants a call.",
     },
@@ -202,12 +157,6 @@ _CONTENTS: Mapping[str, Schema] = {
         "description": "A choice other than none and auto needs `tools`.",
     },
     "add_generation_prompt": {"description": "The opposite of `continue_final_message`."},
-    "guided_choice": {
-        "minItems": 1,
-        "maxItems": MAX_CHOICES,
-        "items": {"type": "string", "minLength": 1},
-        "description": "Translated into ebnf.",
-    },
     "structured_outputs": {
         "minProperties": 1,
         "properties": {form: {} for form in FORMS},
@@ -232,7 +181,7 @@ def _terms() -> Mapping[str, Schema]:
         "name": _printable(key_terms.MAX_CHARS),
         "scope": {"enum": list(SCOPES)},
         "tier": {"enum": list(TIERS)},
-        "weight": {"type": "number", "minimum": MIN_WEIGHT, "maximum": MAX_WEIGHT},
+        "weight": of_field(key_terms.WEIGHT),
         "rpm": _count(),
         "tpm": _count(),
         "max_streams": _count(),
@@ -269,8 +218,9 @@ def changed_key() -> Schema:
 
 def rotation() -> Schema:
     """The body that gives a key a new secret."""
-    overlap_s: Schema = {"type": "number", "minimum": 0, "maximum": key_terms.MAX_OVERLAP_S}
-    return strict_object({"overlap_s": {**overlap_s, "default": key_terms.DEFAULT_OVERLAP_S}})
+    schema = of_fields(key_terms.ROTATION)
+    schema["properties"]["overlap_s"]["default"] = key_terms.DEFAULT_OVERLAP_S
+    return schema
 
 
 def moderation_request() -> Schema:
@@ -286,64 +236,40 @@ def moderation_request() -> Schema:
 def completion_request() -> Schema:
     """The body of a text completion request."""
     text: Schema = {"type": "string", "minLength": 1}
-    ids: Schema = {"type": "array", "minItems": 1, "items": _TOKEN_ID}
+    ids: Schema = {"type": "array", "minItems": 1, "items": of_field(TOKEN_ID)}
     prompts: Schema = {"type": "array", "minItems": 1, "maxItems": completions.MAX_CHOICES}
-    own: Mapping[str, Schema] = {
-        "prompt": {"anyOf": [text, ids, {**prompts, "items": {"anyOf": [text, ids]}}]},
-        "logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": completions.MAX_LOGPROBS},
-        "best_of": {
-            "type": ["integer", "null"],
-            "minimum": 1,
-            "maximum": completions.MAX_CHOICES,
-            "description": "The same as `n`.",
-        },
-    }
-    refused: Mapping[str, Schema] = {
-        name: {"enum": [passes, None], "description": f"Refused: {why}."}
-        for name, (why, passes) in completions.REFUSED.items()
-    }
+    own = {name: _parameter(name, parameter) for name, parameter in completions.OWN.items()}
+    own["prompt"] = {"anyOf": [text, ids, {**prompts, "items": {"anyOf": [text, ids]}}]}
+    own["best_of"]["description"] = "The same as `n`."
     shared = {name: _parameter(name, PARAMETERS[name]) for name in completions.SHARED}
     shared["max_tokens"] |= {"default": completions.DEFAULT_MAX_TOKENS}
-    return strict_object({**own, **refused, **shared}, ["prompt"])
+    return strict_object({**own, **shared}, ["prompt"])
 
 
 def tokenize_request() -> Schema:
     """The body of a tokenize request: a prompt, or messages."""
-    text: Schema = {"type": "string"}
-    texts: Schema = {"type": "array", "minItems": 1, "maxItems": tokens.MAX_TEXTS, "items": text}
-    chat = {name: _parameter(name, PARAMETERS[name]) for name in ("messages", *tokens.TEMPLATE)}
-    return strict_object(
-        {
-            "model": _NULLABLE_TEXT,
-            "prompt": {"anyOf": [text, texts, {"type": "null"}]},
-            "add_special_tokens": {"type": ["boolean", "null"]},
-            "content": {"type": ["string", "null"], "description": "llama.cpp's name of `prompt`."},
-            "add_special": {"type": ["boolean", "null"], "description": "Of `add_special_tokens`."},
-            **{name: {"enum": [passes, None]} for name, passes in tokens.ASKS_NOTHING.items()},
-            **chat,
-        }
-    )
+    schema = of_fields(tokens.TOKENIZE)
+    schema["properties"] |= {
+        name: _parameter(name, PARAMETERS[name]) for name in ("messages", *tokens.TEMPLATE)
+    }
+    schema["properties"] |= {name: {"enum": [passes, None]} for name, passes in tokens.ASKS_NOTHING.items()}
+    for theirs, ours in tokens.LLAMA_CPP.items():
+        schema["properties"][theirs]["description"] = f"llama.cpp's name of `{ours}`."
+    return schema
 
 
 def detokenize_request() -> Schema:
     """The body of a detokenize request."""
-    ids: Schema = {"type": "array", "items": _TOKEN_ID}
+    schema = of_fields(tokens.DETOKENIZE, ["tokens"])
+    ids: Schema = {"type": "array", "items": of_field(TOKEN_ID)}
     lists: Schema = {"type": "array", "minItems": 1, "maxItems": tokens.MAX_TEXTS, "items": ids}
-    return strict_object(
-        {
-            "model": _NULLABLE_TEXT,
-            "tokens": {"anyOf": [ids, lists]},
-            "skip_special_tokens": {"type": ["boolean", "null"]},
-        },
-        ["tokens"],
-    )
+    schema["properties"]["tokens"] = {"anyOf": [ids, lists]}
+    return schema
 
 
 def new_title() -> Schema:
     """The body that renames a conversation."""
-    return strict_object(
-        {"title": {"type": "string", "pattern": r"\S", "minLength": 1, "maxLength": MAX_TITLE}}, ["title"]
-    )
+    return strict_object({"title": of_field(TITLE) | {"pattern": r"\S"}}, ["title"])
 
 
 def error(status: int) -> Schema:

@@ -18,11 +18,7 @@ from scripts.benchmarks.stats import percentile
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What one run measured. Times of a request are pooled over the run's requests.
-
-    Gaps of `itl` are between frames; those of `token_itl` between events, which are tokens with text, so
-    that one that came in a frame with another waited for nothing. `merged_share` is how many did.
-    """
+    """The figures of one run. Times of a request are pooled over the run's requests."""
 
     server: str
     streams: int
@@ -30,6 +26,7 @@ class RunResult:
     output_tokens: int
     wall_s: float
     serving_cpu_us_per_token: float
+    serving_user_us_per_token: float
     engine_cpu_us_per_token: float
     load_cpu_us_per_token: float
     serving_cpus: float
@@ -45,10 +42,6 @@ class RunResult:
     itl_p99_ms: float
     prompt_tokens: int
     cached_tokens: int
-    merged_share: float
-    token_itl_p99_ms: float
-    longest_gap_p50_ms: float
-    e2e_mean_ms: float
     text_sha256: list[str]
     ttft_ms: list[float]
     e2e_ms: list[float]
@@ -164,12 +157,10 @@ def _summary(recorded: Recorded, others_s: float, leave_out: Collection[int]) ->
     requests = [request for at, request in enumerate(every) if at not in leave_out]
     tokens = sum(request["completion_tokens"] for request in every)
     frames = sum(request["content_frames"] for request in every)
-    merged = sum(request["merged_events"] for request in requests)
     wall_s: float = report["wall_s"]
     ttft_ms = [request["ttft_s"] * 1e3 for request in requests]
     e2e_ms = [request["e2e_s"] * 1e3 for request in requests]
     itl_ms = [gap * 1e3 for request in requests for gap in request["itl_s"]]
-    longest_ms = [max(request["itl_s"], default=0.0) * 1e3 for request in requests]
     return RunResult(
         server=recorded.server,
         streams=recorded.plan.streams,
@@ -177,6 +168,7 @@ def _summary(recorded: Recorded, others_s: float, leave_out: Collection[int]) ->
         output_tokens=tokens,
         wall_s=wall_s,
         serving_cpu_us_per_token=used.serving_s / tokens * 1e6,
+        serving_user_us_per_token=used.serving_user_s / tokens * 1e6,
         engine_cpu_us_per_token=used.engine_s / tokens * 1e6,
         load_cpu_us_per_token=report["load_cpu_s"] / tokens * 1e6,
         serving_cpus=used.serving_s / wall_s,
@@ -192,10 +184,6 @@ def _summary(recorded: Recorded, others_s: float, leave_out: Collection[int]) ->
         itl_p99_ms=percentile(itl_ms, 99),
         prompt_tokens=sum(request["prompt_tokens"] for request in every),
         cached_tokens=sum(request["cached_tokens"] for request in every),
-        merged_share=merged / max(1, len(itl_ms) + len(requests) + merged),
-        token_itl_p99_ms=percentile([*itl_ms, *[0.0] * merged], 99),
-        longest_gap_p50_ms=percentile(longest_ms, 50),
-        e2e_mean_ms=sum(e2e_ms) / max(1, len(e2e_ms)),
         text_sha256=[request["text_sha256"][:16] for request in requests],
         ttft_ms=[round(value, 3) for value in ttft_ms],
         e2e_ms=[round(value, 3) for value in e2e_ms],

@@ -31,15 +31,22 @@ class Finding:
 
 def judged(label: str, ratio: Ratio, better: Better, bound: float) -> Finding:
     """A figure with its interval: `open` unless all of it is on one side of the bound."""
-    value = shown(ratio)
-    must = f"{'≤' if better == 'lower' else '≥'} {bound:g}"
+    value = "no value" if math.isnan(ratio.value) else shown(ratio)
+    return Finding(label, value, bound_text(better, bound), verdict_of(ratio, better, bound))
+
+
+def bound_text(better: Better, bound: float) -> str:
+    """A bound as a table has it."""
+    return f"{'≤' if better == 'lower' else '≥'} {bound:g}"
+
+
+def verdict_of(ratio: Ratio, better: Better, bound: float) -> str:
+    """`met` or `missed` where the whole interval is on one side of the bound, else `open`."""
     if math.isnan(ratio.value):
-        return Finding(label, "no value", must, "open")
+        return "open"
     if better == "lower":
-        verdict = "met" if ratio.high <= bound else "missed" if ratio.low > bound else "open"
-    else:
-        verdict = "met" if ratio.low >= bound else "missed" if ratio.high < bound else "open"
-    return Finding(label, value, must, verdict)
+        return "met" if ratio.high <= bound else "missed" if ratio.low > bound else "open"
+    return "met" if ratio.low >= bound else "missed" if ratio.high < bound else "open"
 
 
 def shown(ratio: Ratio) -> str:

@@ -1,4 +1,4 @@
-"""The load of `bench connections`: thousands of slow streams held open by one process and one thread.
+"""The load of `connections`: thousands of slow streams held open by one process and one thread.
 
 `python -m scripts.benchmarks.open_streams` takes its plan as JSON on stdin, opens the streams one after
 another over `ramp_s`, prints `open`, watches the gaps between events for `watch_s`, reads all streams

@@ -11,7 +11,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add, sub
 from pathlib import Path
 
 import psutil
@@ -28,13 +29,20 @@ class ServerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """CPU seconds (user and system) of a tree, split into what is compared and what is the engine's."""
+    """CPU seconds of a tree, user and system, split into what is compared and what is the engine's.
+
+    `serving_user_s` is the user part of what is compared, which the kernel counts in ticks of 10 ms.
+    """
 
     serving_s: float
     engine_s: float
+    serving_user_s: float = 0.0
+
+    def __add__(self, other: CpuUse) -> CpuUse:
+        return CpuUse(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, earlier: CpuUse) -> CpuUse:
-        return CpuUse(self.serving_s - earlier.serving_s, self.engine_s - earlier.engine_s)
+        return CpuUse(*map(sub, astuple(self), astuple(earlier)))
 
 
 class ServerProcess:
@@ -79,14 +87,13 @@ class ServerProcess:
 
     def cpu(self) -> CpuUse:
         """CPU used so far by the living tree."""
-        serving_s = engine_s = 0.0
+        used = CpuUse(0.0, 0.0)
         for process, is_engine in self._tree():
             seconds = _cpu_clock_s(process.pid)
-            if is_engine:
-                engine_s += seconds
-            else:
-                serving_s += seconds
-        return CpuUse(serving_s, engine_s)
+            used += (
+                CpuUse(0.0, seconds) if is_engine else CpuUse(seconds, 0.0, float(process.cpu_times().user))
+            )
+        return used
 
     def event_loop_s(self) -> float:
         """CPU seconds of the first process's main thread, in which an asyncio server has its event loop."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,22 +28,16 @@ def chat_work(
     prompt_words: int,
     seed: int,
     spread: float = 0.5,
-    questions: Sequence[str] = (),
 ) -> Work:
     """Greedy streaming chats of `mean_tokens` tokens, give or take the share `spread`.
 
-    Their prompts are words in no order, or drawn from `questions` where there are any. Unequal lengths let
-    the streams drift apart: with equal ones every round arrives as one burst, and TTFT shows only how the
-    burst happened to be cut into prefill batches.
+    Their prompts are words in no order. Unequal lengths let the streams drift apart: with equal ones every
+    round arrives as one burst, and TTFT shows only how the burst happened to be cut into prefill batches.
     """
     rng, words = np.random.default_rng(seed), TEXT.split()
     low, high = max(1, round(mean_tokens * (1 - spread))), round(mean_tokens * (1 + spread))
     output_tokens = [int(tokens) for tokens in rng.integers(low, high, size=requests, endpoint=True)]
-    if questions:
-        texts = [questions[pick] for pick in rng.integers(0, len(questions), size=requests)]
-    else:
-        texts = [_prompt(rng, words, prompt_words) for _ in range(requests)]
-    prompts = [f"{seed}-{index}: {text}" for index, text in enumerate(texts)]
+    prompts = [f"{seed}-{index}: {_prompt(rng, words, prompt_words)}" for index in range(requests)]
     bodies = [_body(model, prompt, tokens) for prompt, tokens in zip(prompts, output_tokens, strict=True)]
     return Work(bodies, output_tokens)
 

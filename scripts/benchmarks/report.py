@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from scripts.benchmarks.driver import RunResult
-from scripts.benchmarks.findings import aligned
+from scripts.benchmarks.findings import Better, Finding, aligned, bound_text, shown, verdict_of
 from scripts.benchmarks.stats import Ratio, paired_ratio
+
+BAR_WIDTH = 50
+"""Characters of the longest bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +24,14 @@ class Figure:
 
     label: str
     attribute: str
-    better: Literal["lower", "higher"]
+    better: Better
     bound: float | None = None
 
 
+CPU_FIGURE = Figure("CPU per output token, us", "serving_cpu_us_per_token", "lower")
 SERVE_FIGURES = (
-    Figure("CPU per output token, us", "serving_cpu_us_per_token", "lower", 0.6),
+    replace(CPU_FIGURE, bound=0.6),
+    Figure("user part of it, us", "serving_user_us_per_token", "lower"),
     Figure("output tokens/s", "tokens_per_s", "higher", 0.98),
     Figure("TTFT p50, ms", "ttft_p50_ms", "lower", 1.02),
     Figure("TTFT p99, ms", "ttft_p99_ms", "lower", 1.05),
@@ -50,14 +55,12 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """`met` or `missed` where the whole interval is on one side of the bound, else `open`."""
-        bound, ratio = self.figure.bound, self.ratio
+        bound = self.figure.bound
         if bound is None:
             return ""
-        if math.isnan(ratio.value):
-            return "no value"
-        if self.figure.better == "lower":
-            return "met" if ratio.high <= bound else "missed" if ratio.low > bound else "open"
-        return "met" if ratio.low >= bound else "missed" if ratio.high < bound else "open"
+        return (
+            "no value" if math.isnan(self.ratio.value) else verdict_of(self.ratio, self.figure.better, bound)
+        )
 
 
 class Loaded(Protocol):
@@ -101,12 +104,40 @@ def markdown_table(
     """The comparisons as a Markdown table, aligned to be read as text too."""
     rows = [[load, "figure", ours, peer, f"{ours}/{peer} [95%]", "must", "verdict"]]
     for item in comparisons:
-        sign = "≤" if item.figure.better == "lower" else "≥"
-        ratio = f"{item.ratio.value:.3f} [{item.ratio.low:.3f}, {item.ratio.high:.3f}]"
-        must = "" if item.figure.bound is None else f"{sign} {item.figure.bound:g}"
-        cells = [str(item.streams), item.figure.label, f"{item.ours:.4g}", f"{item.peer:.4g}", ratio]
+        bound = item.figure.bound
+        must = "" if bound is None else bound_text(item.figure.better, bound)
+        cells = [str(item.streams), item.figure.label, f"{item.ours:.4g}", f"{item.peer:.4g}"]
+        cells.append(shown(item.ratio))
         rows.append([*cells, must, item.verdict])
     return aligned(rows)
+
+
+def rows(comparisons: Iterable[Comparison], peer: str) -> list[Finding]:
+    """The comparisons that have a bound, as rows of section 9 of the design: ratio, ours, the peer's."""
+    return [
+        Finding(
+            f"{item.figure.label}, {item.streams} streams, against {peer}",
+            f"{shown(item.ratio)}: {item.ours:.4g} and {item.peer:.4g}",
+            bound_text(item.figure.better, item.figure.bound),
+            item.verdict,
+        )
+        for item in comparisons
+        if item.figure.bound is not None
+    ]
+
+
+def cpu_bars(runs: Iterable[RunResult]) -> str:
+    """CPU per output token against the number of streams, as bars of text: medians of the servers' runs."""
+    by_load: dict[tuple[int, str], list[float]] = {}
+    for run in runs:
+        by_load.setdefault((run.streams, run.server), []).append(run.serving_cpu_us_per_token)
+    heights = {load: median(values) for load, values in by_load.items()}
+    highest = max(heights.values())
+    lines = [
+        f"{streams:>7}  {server:<12} {'█' * max(1, round(BAR_WIDTH * height / highest))} {height:.1f}"
+        for (streams, server), height in sorted(heights.items(), key=lambda item: item[0][0])
+    ]
+    return "\n".join(["streams  server       CPU per output token, us", *lines])
 
 
 def write_json(path: Path, settings: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""The screens outside a server: which prompts they let pass, and what the stream screen costs by itself."""
+"""The screens of `bench path` outside of a server: what each costs by itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -22,6 +21,7 @@ from app.safety.prompt.prompt_screen import PromptScreen
 from app.safety.stream.answer_review import ReviewRequest
 from app.safety.stream.stream_screen import Screening, StreamScreen
 from app.safety.verdict import Scores
+from scripts.benchmarks.findings import Finding, unjudged, within
 from scripts.benchmarks.prompts import Work, chat_work
 from scripts.benchmarks.stats import percentile
 
@@ -33,46 +33,14 @@ PRESCREEN_CHARS = 2_000
 MAX_PRESCREEN_MS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class CpuFigure:
-    """CPU of the stream screen for one token, median of some rounds over all streams."""
+class Screens:
+    """The shipped classifiers and the built-in policy, in this process."""
 
-    about: str
-    streams: int
-    tokens: int
-    us_per_token: float
-    us_per_token_rounds: list[float]
-
-    def line(self) -> str:
-        """The figure as a line of text."""
-        return (
-            f"the stream screen, {self.about}: {self.us_per_token:.2f} us of CPU per token over "
-            f"{self.streams} streams, {self.tokens} tokens (must < {MAX_CPU_US:g})"
-        )
-
-
-class PromptJudge:
-    """The shipped classifiers and the built-in policy, in this process.
-
-    With `encoder` it reads every prompt, and so judges those too that the n-grams would let pass alone.
-    """
-
-    def __init__(self, *, encoder: bool = False) -> None:
+    def __init__(self) -> None:
         self.models = shipped.load()
         self.policy = Policies(None, self.models.directory).current
-        self.asked = self.refused = self.unsure = 0
         counters = SafetyCounters(Histogram(HOLD_BACK_S))
-        sure_below = 0.0 if encoder else self.models.sure_below
-        self._screen = PromptScreen(self.models.prompts, counters, sure_below=sure_below)
-
-    def passes(self, messages: Sequence[dict[str, Any]]) -> bool:
-        """Whether a prompt is neither refused nor watched; `unsure` counts those that the encoder reads."""
-        _, sure = self._screen.prescreen(messages, self.policy, scored=False)
-        verdict = asyncio.run(self._screen.evaluate(messages, self.policy))
-        self.asked += 1
-        self.refused += verdict.action is not None
-        self.unsure += verdict.action is None and not sure
-        return verdict.action is None
+        self._screen = PromptScreen(self.models.prompts, counters, sure_below=self.models.sure_below)
 
     def prescreen_s(self, messages: Sequence[dict[str, Any]]) -> float:
         """Seconds that the n-grams take for a prompt."""
@@ -85,47 +53,36 @@ class PromptJudge:
         return asyncio.run(self._screen.evaluate(messages, self.policy)).harm
 
 
-@dataclass(frozen=True, slots=True)
-class PrescreenFigure:
-    """Milliseconds for which the prompt screen holds the event loop before the engine gets a prompt."""
+def measure(port: int, work: Work) -> list[Finding]:
+    """The screens in this process; the stream screen reads what a server at `port` answers to `work`."""
+    screens = Screens()
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        answers = list(threads.map(lambda body: pieces_of(port, body), work.bodies))
+    priors = [screens.harm(json.loads(body)["messages"]) for body in work.bodies]
+    taken_ms = _prescreen_ms(screens)
+    return [
+        within("prompt screen p99, 2,000 characters, ms", percentile(taken_ms, 99), MAX_PRESCREEN_MS),
+        unjudged("prompt screen p50, 2,000 characters, ms", percentile(taken_ms, 50), "{:.3g}"),
+        within("stream screen per token, us", _token_us(screens, answers, priors, watched=False), MAX_CPU_US),
+        within(
+            "stream screen per token of watched prompts, us",
+            _token_us(screens, answers, priors, watched=True),
+            MAX_CPU_US,
+        ),
+    ]
 
-    prompts: int
-    chars: int
-    p50_ms: float
-    p99_ms: float
 
-    def line(self) -> str:
-        """The figure as a line of text."""
-        return (
-            f"the prompt screen before the engine: {self.prompts} prompts of {self.chars} characters, "
-            f"p50 {self.p50_ms:.2f} ms, p99 {self.p99_ms:.2f} ms (must < {MAX_PRESCREEN_MS:g})"
-        )
-
-
-def measure_prescreen(judge: PromptJudge) -> PrescreenFigure:
-    """Judge different prompts by the n-grams; the first ten are not measured."""
+def _prescreen_ms(screens: Screens) -> list[float]:
+    """Milliseconds for which the n-grams hold the loop, over prompts of which none was read before."""
     work = chat_work(
         "", PRESCREENED + 10, mean_tokens=1, prompt_words=PRESCREEN_CHARS // 3, seed=PRESCREEN_CHARS
     )
-    taken = []
+    taken_ms = []
     for body in work.bodies:
         [message] = json.loads(body)["messages"]
         message["content"] = message["content"][:PRESCREEN_CHARS]
-        taken.append(judge.prescreen_s([message]) * 1e3)
-    return PrescreenFigure(
-        PRESCREENED, PRESCREEN_CHARS, percentile(taken[10:], 50), percentile(taken[10:], 99)
-    )
-
-
-def measure_cpu(judge: PromptJudge, port: int, work: Work) -> list[CpuFigure]:
-    """Have a server answer, and feed the answers to stream screens, a token of each stream in turn."""
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        answers = list(threads.map(lambda body: pieces_of(port, body), work.bodies))
-    priors = [judge.harm(json.loads(body)["messages"]) for body in work.bodies]
-    return [
-        _measured(judge, answers, priors, watched=False, about="as it is"),
-        _measured(judge, answers, priors, watched=True, about="of watched prompts"),
-    ]
+        taken_ms.append(screens.prescreen_s([message]) * 1e3)
+    return taken_ms[10:]  # the first are not measured
 
 
 def pieces_of(port: int, body: str) -> list[str]:
@@ -139,19 +96,14 @@ def pieces_of(port: int, body: str) -> list[str]:
     return [text for delta in deltas if (text := delta.get("content") or delta.get("reasoning_content"))]
 
 
-def _measured(
-    judge: PromptJudge,
-    answers: Sequence[Sequence[str]],
-    priors: Sequence[float],
-    *,
-    watched: bool,
-    about: str,
-) -> CpuFigure:
+def _token_us(
+    screens: Screens, answers: Sequence[Sequence[str]], priors: Sequence[float], *, watched: bool
+) -> float:
+    """CPU of the stream screen for one token, median of some rounds over all streams."""
     streams = [_deltas(pieces) for pieces in answers]
     tokens = sum(map(len, streams))
-    round_s = partial(_round, judge, streams, priors, watched=watched)
-    rounds = [asyncio.run(round_s()) / tokens * 1e6 for _ in range(ROUNDS + 1)]
-    return CpuFigure(about, len(streams), tokens, median(rounds[1:]), [round(us, 3) for us in rounds[1:]])
+    round_s = partial(_round, screens, streams, priors, watched=watched)
+    return median([asyncio.run(round_s()) / tokens * 1e6 for _ in range(ROUNDS + 1)][1:])
 
 
 def _deltas(pieces: Sequence[str]) -> list[Delta]:
@@ -165,12 +117,12 @@ async def _harmless(_request: ReviewRequest, _owner: str) -> Scores:
 
 
 async def _round(
-    judge: PromptJudge, streams: Sequence[Sequence[Delta]], priors: Sequence[float], *, watched: bool
+    screens: Screens, streams: Sequence[Sequence[Delta]], priors: Sequence[float], *, watched: bool
 ) -> float:
     """CPU seconds of this thread for all streams, from their making to their end."""
-    screen = StreamScreen(judge.models.answers, _harmless)
+    screen = StreamScreen(screens.models.answers, _harmless)
     began_s = time.thread_time()
-    screenings: list[Screening] = [screen.for_request(1, watched, prior, judge.policy) for prior in priors]
+    screenings: list[Screening] = [screen.for_request(1, watched, prior, screens.policy) for prior in priors]
     for at in range(max(map(len, streams))):
         for screening, deltas in zip(screenings, streams, strict=True):
             if at < len(deltas):

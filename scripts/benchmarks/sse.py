@@ -19,11 +19,10 @@ class Read(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One SSE data event: its `data`, and the arrival of the read that completed it; its id if a number."""
+    """One SSE data event: its `data`, and the arrival of the read that completed it."""
 
     at_s: float
     data: bytes
-    event_id: int | None = None
 
 
 class Answer(NamedTuple):
@@ -50,11 +49,7 @@ def parse_answer(reads: Iterable[Read]) -> Answer:
         body_head = (body_head + payload)[:500] if len(body_head) < 500 else body_head
         buffer += payload
         *events, buffer = buffer.split(b"\n\n")
-        frames.extend(
-            Frame(at_s, data, _event_id(event))
-            for event in events
-            if (data := _event_data(event)) is not None
-        )
+        frames.extend(Frame(at_s, data) for event in events if (data := _event_data(event)) is not None)
     return Answer(status, frames, body_bytes, body_head)
 
 
@@ -94,9 +89,3 @@ def _event_data(event: bytes) -> bytes | None:
     """The `data` of one event, several lines joined (WHATWG HTML 9.2.6); None for comments only."""
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None
-
-
-def _event_id(event: bytes) -> int | None:
-    """The id of one event, where it is a number, as ours are: they count events."""
-    ids = [line[3:].strip() for line in event.split(b"\n") if line.startswith(b"id:")]
-    return int(ids[-1]) if ids and ids[-1].isdigit() else None

@@ -17,8 +17,7 @@ class StreamResult:
     """One request as its client saw it; `error` is empty when every token came and `[DONE]` ended it.
 
     A content frame is a data event with text, reasoning or tool arguments in it: the role, finish
-    and usage frames that servers send in different ways are not counted. `merged_events` came in a
-    frame with an earlier one: known of servers whose ids count events.
+    and usage frames that servers send in different ways are not counted.
     """
 
     ttft_s: float = 0.0
@@ -29,7 +28,6 @@ class StreamResult:
     completion_tokens: int = 0
     content_frames: int = 0
     data_frames: int = 0
-    merged_events: int = 0
     text_sha256: str = ""
     error: str = ""
     itl_s: list[float] = field(default_factory=list)
@@ -52,7 +50,6 @@ def _judge(sent_at_s: float, frames: Sequence[Frame], expected_tokens: int) -> S
     result = StreamResult(data_frames=len(frames) + 1)
     content_at_s: list[float] = []
     digest = hashlib.sha256()
-    last_id: int | None = None
     for frame in frames:
         chunk: dict[str, Any] = json.loads(frame.data)
         if "error" in chunk:
@@ -61,13 +58,10 @@ def _judge(sent_at_s: float, frames: Sequence[Frame], expected_tokens: int) -> S
         if text := _content(chunk):
             content_at_s.append(frame.at_s)
             digest.update(text.encode())
-            if frame.event_id is not None and last_id is not None:
-                result.merged_events += max(0, frame.event_id - last_id - 1)
         if usage := chunk.get("usage"):
             result.prompt_tokens = usage["prompt_tokens"]
             result.completion_tokens = usage["completion_tokens"]
             result.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        last_id = frame.event_id
     result.content_frames = len(content_at_s)
     result.text_sha256 = digest.hexdigest()
     if result.completion_tokens != expected_tokens:

@@ -74,8 +74,8 @@ def run(shown: Stage, kept: Sequence[Stage], alone: Stage) -> int:
         passed = {shown: processes[shown].wait() == 0}
         for stage in kept:
             passed[stage] = processes[stage].wait() == 0
-            printed = path_of(stage, ".txt").read_text("utf-8", "replace")
-            print(f"\n==== the tests {stage.name} ====", printed, sep="\n", flush=True)
+            output_text = path_of(stage, ".txt").read_text("utf-8", "replace")
+            print(f"\n==== the tests {stage.name} ====", output_text, sep="\n", flush=True)
         print(f"==== the tests {alone.name} ====", flush=True)
         passed[alone] = not interrupted.is_set() and start(alone).wait() == 0
         for stage in passed:

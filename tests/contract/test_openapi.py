@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # stubs only for this
 
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.key_terms import NULLABLE, TERMS
-from app.api.schema.parameters import PARAMETERS, treatment
-from app.api.schema.wire import parse_chat_request
+from app.api.schema.parameters import PARAMETERS
 from app.core import ChatRequest
 from app.errors import CODES, BadRequest, ServingError, UnsupportedParameter
 from scripts.api_document.document import BODIES, HEADERS, OPERATIONS, QUERY, document
@@ -42,6 +42,11 @@ VALID: dict[str, Any] = {
 """A value of those that an empty one of their type is not."""
 
 
+def types_of(schema: dict[str, Any]) -> list[str]:
+    """The JSON types that a schema names, one or several."""
+    return [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+
+
 def within(name: str) -> Iterator[Any]:
     """Values that the document allows."""
     schema = CHAT[name]
@@ -52,8 +57,8 @@ def within(name: str) -> Iterator[Any]:
     if name in VALID:
         yield VALID[name]
     elif "minimum" not in schema:
-        yield from (OTHER_TYPES[kind] for kind in schema["type"] if kind != "null")
-    yield from [None] if "null" in schema["type"] else []
+        yield from (OTHER_TYPES[kind] for kind in types_of(schema) if kind != "null")
+    yield from [None] if "null" in types_of(schema) else []
 
 
 def outside(name: str) -> Iterator[Any]:
@@ -110,7 +115,7 @@ def test_every_parameter_is_described_by_the_table():
     """A chat request has each parameter of the table with what becomes of it; a key has each of its terms."""
     assert set(CHAT) == set(PARAMETERS)
     for name, schema in CHAT.items():
-        assert schema["x-tokenring-treatment"] == treatment(name)
+        assert schema["x-tokenring-treatment"] == PARAMETERS[name].treatment
     changed = BODIES["ChangedKey"]["properties"]
     assert set(changed) == set(TERMS)
     assert {n for n, s in changed.items() if "null" in s.get("type", ())} == set(NULLABLE)

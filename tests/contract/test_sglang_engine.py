@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.api.schema.wire import parse_chat_request
+from app.api.schema.chat_request import parse_chat_request
 from app.core import Counts, Delta
 from app.errors import BadRequest, ContextOverflow, ServingError, UnsupportedParameter
 from tests.support.engines import Answer, ask, chat, fresh_rid, next_turn

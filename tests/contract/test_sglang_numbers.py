@@ -13,10 +13,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.completions import parse_completion
 from app.api.schema.parameters import PARAMETERS
-from app.api.schema.wire import parse_chat_request
-from app.core import RawPrompt
 from app.engine.sglang.platform import prepare_process
 from app.errors import BadRequest, ServingError
 
@@ -171,15 +170,15 @@ async def test_numbers_of_a_completion_fit(
 ) -> None:
     """The ids of a prompt are in the vocabulary, and the rest is as in a chat."""
     try:
-        asked = parse_completion({"model": "m", "prompt": prompt, "logprobs": logprobs, **body}, "owner")
+        body = {"model": "m", "prompt": prompt, "logprobs": logprobs, **body}
+        [request] = parse_completion(body, "owner", make_id=lambda: secrets.token_hex(16))
     except BadRequest as error:
         check_refusal(error)
         return
-    [ids] = asked.prompts
-    request = asked.as_chat(0, RawPrompt("", ids, ""), secrets.token_hex(16))
     params = await rendered(sglang_engine, request)
     if params:
-        assert all(0 <= token_id < 10_240 for token_id in ids)
+        assert request.raw is not None
+        assert all(0 <= token_id < 10_240 for token_id in request.raw.token_ids or ())
         sampled(sglang_engine, params)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from app.api.server import _hung_up
+from app.api.server import _on_hangup
 from app.store import safety_events
 from app.store.safety_events import SafetyEvent
 from tests.support.screens import word_models
@@ -207,9 +207,9 @@ async def test_a_hangup_reads_the_policy(serve, tmp_path):
     served, path = await served_with(serve, tmp_path)
     stop = asyncio.Event()
     path.write_text("block_fpr = 0.02")
-    _hung_up(stop, served.runtime, on_terminal=False)
+    _on_hangup(stop, served.runtime, on_terminal=False)
     path.write_text("block_fpr = 2")
-    _hung_up(stop, served.runtime, on_terminal=False)
+    _on_hangup(stop, served.runtime, on_terminal=False)
     lines = [line for line in served.log if line["event"].startswith("policy_")]
     assert [line["event"] for line in lines] == ["policy_reloaded", "policy_refused"]
     assert lines[0]["policy_hash"] == served.runtime.policies.current.hash
@@ -221,7 +221,7 @@ async def test_a_closed_terminal_ends_the_server(serve, monkeypatch):
     """Where it was started on a terminal that is no longer one, a hangup is the terminal's."""
     served, stop = await serve(), asyncio.Event()
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    _hung_up(stop, served.runtime, on_terminal=True)
+    _on_hangup(stop, served.runtime, on_terminal=True)
     assert stop.is_set()
 
 

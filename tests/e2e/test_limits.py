@@ -152,7 +152,7 @@ async def test_a_key_of_a_refused_request_is_free_again(serve: Serve):
     ann = await made(served, "ann", tpm=3000)
     held = await served.runtime.database.read(lambda _c: served.runtime.keys.get(ann.key.id))
     lease = served.runtime.limiter.begin(held)
-    lease.reserve(ChatRequest("r", "ann", "scripted", MANY, 0))
+    lease.charge(ChatRequest("r", "ann", "scripted", MANY, 0))
     # Its words are single letters: the estimate by bytes is below what rendering finds.
     headers = bearer(ann) | {"idempotency-key": "one"}
     body = chat("a " * 2600, stream=False)
@@ -161,7 +161,7 @@ async def test_a_key_of_a_refused_request_is_free_again(serve: Serve):
     assert answer.refusal() == (429, "rate_limit_exceeded", None)
     assert served.runtime.limiter.refused["standard"]["tokens_rendered"] == 1
     assert answer.headers["x-request-id"].startswith("chatcmpl-")
-    lease.settle({})
+    lease.release({})
     assert (await served.post(body, **headers)).status == 200
 
 

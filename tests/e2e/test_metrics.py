@@ -7,6 +7,7 @@ import dataclasses
 import re
 import sqlite3
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,28 @@ async def test_latencies_are_seconds(serve: Serve):
     samples = await scrape(served)
     buckets = "tokenring_time_to_first_token_seconds_bucket"
     assert (samples[buckets, ("scripted", "0.1")], samples[buckets, ("scripted", "5.0")]) == (0, 1)
+
+
+async def test_the_event_loop(serve: Serve):
+    """CPU of its thread and not of others; a loop that was held for 0.2 s was late by some of that."""
+    served = await serve(degrade_rise_s=0.1)
+    name = "tokenring_event_loop_cpu_seconds_total"
+    before_s = (await scrape(served))[name, ()]
+    await asyncio.to_thread(burn, 0.2)
+    between_s = (await scrape(served))[name, ()]
+    assert between_s - before_s < 0.2
+    burn(0.2)
+    while (samples := await scrape(served))["tokenring_event_loop_lag_seconds_sum", ()] < 0.1:
+        pass
+    assert samples[name, ()] - between_s >= 0.2
+    assert samples["tokenring_event_loop_lag_seconds_count", ()] > 0
+
+
+def burn(seconds: float) -> None:
+    """Use so much CPU in this thread."""
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass
 
 
 async def test_live_and_retained_streams(serve: Serve):
@@ -348,7 +371,7 @@ async def test_a_row_that_is_not_what_was_said_differs(serve: Serve, monkeypatch
         return settle(connection, settlement)
 
     def one_by_one(*_args: object) -> None:
-        raise ledger_module.NotAllOpen
+        raise ledger_module.AlreadySettled
 
     monkeypatch.setattr(ledger_module, "settle", too_late)
     monkeypatch.setattr(ledger_module, "settle_all", one_by_one)

@@ -12,9 +12,9 @@ import pytest
 
 from app.cli.main import main
 from app.engine.scripted.engine import Script
-from app.safety.policies.alignment import STRICT
+from app.safety.policies.policy_prompt import STRICT
 from app.store import safety_events, safety_records
-from app.store.backup import opened
+from app.store.backup import transaction
 from app.store.safety_records import SafetyRecord
 from tests.support.screens import (
     BLOCKED,
@@ -251,7 +251,7 @@ async def test_records_are_written_when_the_server_stops(start: Start):
     assert (await served.post(chat(f"{BLOCKED} words", stream=False))).status == 200
     data_dir = served.runtime.settings.data_dir
     await served.runtime.aclose()
-    with opened(data_dir) as connection:
+    with transaction(data_dir) as connection:
         [record] = safety_records.records(connection, 0, 99_999_999)
     assert record.action == "block"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.engine.scripted.engine import Script
-from app.safety.policies.alignment import STRICT
+from app.safety.policies.policy_prompt import STRICT
 from app.store import safety_events
 from tests.support.cycles import few_cycles
 from tests.support.screens import (

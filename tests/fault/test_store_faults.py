@@ -390,7 +390,7 @@ async def test_a_settlement_that_is_faulty_harms_no_other(serve: Serve, monkeypa
         return settle(c, s)
 
     def one_by_one(*_args: object) -> None:
-        raise ledger.NotAllOpen
+        raise ledger.AlreadySettled
 
     monkeypatch.setattr(ledger, "settle", faulty)
     monkeypatch.setattr(ledger, "settle_all", one_by_one)

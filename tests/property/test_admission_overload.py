@@ -9,13 +9,12 @@ from dataclasses import replace
 import pytest
 
 from app.admission.estimates import ThroughputProfile
-from app.admission.load_shedder import QueueBounds
 from app.errors import KeyOverloaded, Overloaded
 from tests.support.admissions import TUNING, Node, Seen, Service, key_of, percentile, run_virtually
 
 MINUTES_5 = 300
 MINUTES_3 = 180
-SOON = QueueBounds(max_expected_s=0.8)
+SOON = {"wait_of_ttft": 0.4}
 """As the settings say: 0.4 of a TTFT target of 2 s."""
 SMALL = Service(16_384, prefill_tokens_per_s=6000, step_s=0.02, step_per_request_s=0.0007, quantum=2)
 """As a small model on two cores."""
@@ -31,7 +30,7 @@ def goodput_at(clients: int, seed: int = 0) -> tuple[float, list[Seen]]:
     nodes: list[Node] = []
 
     async def main() -> None:
-        node = Node(bounds=SOON, seed=seed)
+        node = Node(limits=SOON, seed=seed)
         nodes.append(node)
 
         async def client(number: int) -> None:
@@ -79,7 +78,7 @@ def full_before() -> ThroughputProfile:
     pace = ThroughputProfile(None, TUNING)
 
     async def main() -> None:
-        node = Node(bounds=SOON, profile=pace)
+        node = Node(limits=SOON, profile=pace)
 
         async def in_turn(number: int) -> None:
             while True:
@@ -101,7 +100,7 @@ def test_a_herd_after_a_restart() -> None:
     pace = full_before()
 
     async def main() -> None:
-        node = Node(bounds=SOON, profile=pace)
+        node = Node(limits=SOON, profile=pace)
         rng = random.Random(1)
 
         async def send(number: int) -> None:
@@ -232,7 +231,7 @@ def test_a_herd_at_a_first_start() -> None:
     async def main() -> None:
         node = Node(replace(SMALL, capacity_tokens=262_144, quantum=1), SOON)
         node.engine.max_running_reqs = 256
-        node.admission.open()
+        node.admission.restart()
         rng = random.Random(3)
 
         async def send(number: int) -> None:

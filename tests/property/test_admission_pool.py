@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.budget import KVBudget, KVReservation, PrefixTree, PromptNode
+from app.admission.budget import KVAllocation, KVBudget, PrefixTree, PromptNode
 from app.admission.estimates import LengthEstimate, LengthHistogram, expected
 from tests.support.admissions import TUNING
 
@@ -57,7 +57,7 @@ class World:
 
     def __init__(self, capacity: int) -> None:
         self.kv_budget = KVBudget(capacity, TUNING)
-        self.flying: list[tuple[KVReservation, int, int]] = []  # claim, tokens made, tokens it will make
+        self.flying: list[tuple[KVAllocation, int, int]] = []  # claim, tokens made, tokens it will make
 
     @property
     def used(self) -> int:
@@ -74,28 +74,28 @@ def test_reservations_never_exceed_the_pool(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 40))):
         if world.flying and data.draw(st.booleans()):
             at = data.draw(st.integers(0, len(world.flying) - 1))
-            reservation, made, limit = world.flying.pop(at)
+            allocation, made, limit = world.flying.pop(at)
             if data.draw(st.booleans()) and made < limit:
                 made = data.draw(st.integers(made, limit))
-                world.kv_budget.correct(reservation, LengthEstimate(limit, 0), made)
-                world.flying.append((reservation, made, limit))
+                world.kv_budget.correct(allocation, LengthEstimate(limit, 0), made)
+                world.flying.append((allocation, made, limit))
             else:
-                world.kv_budget.give_back(reservation)
+                world.kv_budget.give_back(allocation)
         else:
             ids = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=60))
             limit = data.draw(st.integers(1, 80))
-            reservation = KVReservation(
+            allocation = KVAllocation(
                 ids, data.draw(st.sampled_from(["", "ann", None])), 1, limit, LengthEstimate(limit, 0)
             )
-            if world.kv_budget.fits(reservation):
+            if world.kv_budget.fits(allocation):
                 alone = not world.flying
-                world.kv_budget.take(reservation)
-                world.flying.append((reservation, 0, limit))
+                world.kv_budget.take(allocation)
+                world.flying.append((allocation, 0, limit))
                 assert alone or world.kv_budget.committed_tokens <= world.kv_budget.limit_tokens
         assert world.used <= world.kv_budget.committed_tokens
         assert world.used <= capacity or len(world.flying) == 1
-    for reservation, _, _ in world.flying:
-        world.kv_budget.give_back(reservation)
+    for allocation, _, _ in world.flying:
+        world.kv_budget.give_back(allocation)
     assert world.kv_budget.committed_tokens == 0
     assert world.kv_budget.used_tokens == 0
 
@@ -135,7 +135,7 @@ def test_a_key_with_a_past_is_expected_to_do_as_before() -> None:
 def test_what_the_engine_uses_beyond_is_kept_free() -> None:
     """Only what it says again and again counts: a single look may be old."""
     pool = KVBudget(1000, TUNING)
-    pool.take(KVReservation([1, 2, 3], "", 1, 10, LengthEstimate(10, 0)))
+    pool.take(KVAllocation([1, 2, 3], "", 1, 10, LengthEstimate(10, 0)))
     pool.observe(503)
     assert pool.limit_tokens == 980
     for _ in range(6):

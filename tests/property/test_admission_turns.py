@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.load_shedder import QueueBounds
 from app.core import Tier
 from tests.support.admissions import TUNING, Node, Seen, Service, key_of, percentile, run_virtually, tenant_of
 
-ENDLESS = QueueBounds(10_000, 1 << 40, dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+ENDLESS = {"max_queued_requests": 10_000, "max_queued_tokens": 1 << 40, "deadline_s": 1e6}
 SMALL = Service(capacity_tokens=6_000)
 LIKE_TWO_CORES = Service(16_384, prefill_tokens_per_s=6000, step_s=0.02, step_per_request_s=0.0007, quantum=2)
 TIERS = st.sampled_from(["interactive", "standard", "batch"])
@@ -48,7 +47,7 @@ def test_everyone_has_a_turn(requests: list[tuple[str, int, int]], tiers: dict[s
     admission = node.admission
     assert (
         admission.scheduler.kv_budget.committed_tokens,
-        admission.scheduler.kv_budget.num_reservations,
+        admission.scheduler.kv_budget.num_allocations,
     ) == (0, 0)
     assert admission.scheduler.prefill_window.waiting_tokens == 0
     assert not admission.queue
@@ -127,7 +126,7 @@ def test_backlogged_keys_that_are_sent_away(insists: bool, weight: float) -> Non
     sizes = {"short": ((40, 120), (20, 60)), "long": ((400, 1200), (100, 400))}
 
     async def main() -> None:
-        node = Node(LIKE_TWO_CORES, QueueBounds(max_expected_s=0.8))
+        node = Node(LIKE_TWO_CORES, {"wait_of_ttft": 0.4})
 
         async def client(name: str, weight: float) -> None:
             prompt, tokens = (_between(node.rng, ends) for ends in sizes[name])

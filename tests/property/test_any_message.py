@@ -8,8 +8,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.messages import SERVERS_OWN
-from app.api.schema.wire import parse_chat_request
 from app.errors import BadRequest
 from app.journal.history import _message
 from app.store.conversations import NewMessage

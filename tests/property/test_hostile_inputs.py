@@ -16,10 +16,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.key_terms import TERMS, read_new, read_overlap_us, read_terms
 from app.api.schema.moderations import parse_moderation
 from app.api.schema.parameters import PARAMETERS
-from app.api.schema.wire import parse_chat_request
 from app.engine.sglang.splice import splice
 from app.errors import ServingError
 from app.intake.json_body import parse_body

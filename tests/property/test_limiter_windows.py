@@ -93,7 +93,7 @@ def reserved(limiter: Limiter, key: Key, request: ChatRequest) -> Lease:
     """A request's lease, or nothing."""
     lease = limiter.begin(key)
     try:
-        lease.reserve(request)
+        lease.charge(request)
     except RateLimited:
         lease.withdraw()
         raise
@@ -118,7 +118,7 @@ def test_never_more_than_the_limit_is_reserved_in_any_window(world: World, wrong
             world.now_s = max(world.now_s, at_s + rng.choice((0, 0, 0, 0.5)) + 61 * (rng.random() < 0.01))
             while live and rng.random() < 0.4:
                 _, lease, ended, prompt = live.pop(rng.randrange(len(live)))
-                lease.settle(counts_of(rng, ended, prompt, wrong=wrong))
+                lease.release(counts_of(rng, ended, prompt, wrong=wrong))
             try:
                 lease = reserved(limiter, key, request)
             except RateLimited:
@@ -127,13 +127,13 @@ def test_never_more_than_the_limit_is_reserved_in_any_window(world: World, wrong
             try:
                 lease.correct(prompt)
             except RateLimited:
-                lease.settle({})
+                lease.release({})
                 continue
             admitted_ever += 1
             live.append((at_s, lease, request, prompt))
             peak = max(peak, world.most_in_a_window())
         for _, lease, ended, prompt in live:
-            lease.settle(counts_of(rng, ended, prompt, wrong=wrong))
+            lease.release(counts_of(rng, ended, prompt, wrong=wrong))
         assert max(peak, world.most_in_a_window()) <= TPM, f"seed {seed}"
     assert admitted_ever > 10 * len(SEEDS)
 
@@ -157,7 +157,7 @@ def test_what_was_underestimated_is_paid_before_the_next_request(world: World) -
             assert lease._usage.tokens.debt == 0
             latest = rng.randint(0, 3 * TPM)
             total += latest + 10
-            lease.settle({0: Counts(10, latest)})
+            lease.release({0: Counts(10, latest)})
         # One window's worth may be used at the start, and the last request's debt is still owed.
         assert total - latest <= TPM * (3600 / 60 + 1) + 1, f"seed {seed}"
 
@@ -187,7 +187,7 @@ def test_who_waits_as_long_as_told_gets_in(world: World, seed: int) -> None:
             lease = reserved(limiter, key, request)
             retried += 1
         prompt = prompt_of(rng, request, wrong=False)
-        lease.settle(counts_of(rng, request, prompt, wrong=True))
+        lease.release(counts_of(rng, request, prompt, wrong=True))
     assert retried > 3
 
 
@@ -223,7 +223,7 @@ class Answering:
     def end(self) -> None:
         """It ends, for whatever reason."""
         each, more = divmod(self.made, self.n)
-        self.lease.settle({c: Counts(self.prompt_tokens, each + (c < more)) for c in range(self.n)})
+        self.lease.release({c: Counts(self.prompt_tokens, each + (c < more)) for c in range(self.n)})
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -250,10 +250,10 @@ def test_no_minute_has_more_than_the_stated_bound(world: World, seed: int) -> No
             lease = limiter.begin(key)
             assert isinstance(lease, KeyLease)
             try:
-                lease.reserve(request)
+                lease.charge(request)
                 lease.correct(Prompt(range(prompt_tokens), max_tokens, None))
             except RateLimited:
-                lease.settle({})
+                lease.release({})
             else:
                 running.append(Answering(lease, n, max_tokens, prompt_tokens))
                 used_at.append((world.now_s, prompt_tokens))

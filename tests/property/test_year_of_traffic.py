@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.core import Usage
 from app.metering.pricing import PriceTable
-from app.store.ledger import Price, Settlement, cost_micro_usd, open_requests, settle
+from app.store.ledger import Price, Settlement, cost_micro_usd, settle, unsettled_requests
 from app.store.usage import differences, usage
 from tests.support.ledgers import checkpoint, empty_store, reserved
 
@@ -160,11 +160,11 @@ def test_any_order_of_verbs_bills_once(sequence: list[tuple[str, int, Usage]]):
             assert settle(c, Settlement(seq, used, "stop", 1)) == (seq not in final)
             c.execute("ROLLBACK")
         else:
-            for left in open_requests(c):
+            for left in unsettled_requests(c):
                 assert left.usage == latest[left.seq]
                 assert settle(c, Settlement(left.seq, left.usage, "interrupted", 1, reconciled=True))
                 final[left.seq] = left.usage
-    assert {left.seq for left in open_requests(c)} == set(seqs) - set(final)
+    assert {left.seq for left in unsettled_requests(c)} == set(seqs) - set(final)
     [whole] = usage(c, 20260101, 20261231, ())
     assert whole.sums.requests == len(final)
     price = Price(500, 50, 1500)

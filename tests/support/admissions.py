@@ -6,23 +6,34 @@ Time is that of an event loop that never sleeps: it jumps to the next timer. Cli
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import selectors
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from app.admission.admit import Admission
 from app.admission.budget import PrefixTree
 from app.admission.estimates import ThroughputProfile
-from app.admission.load_shedder import QueueBounds
 from app.admission.queue import Tenant
 from app.admission.ticket import Ticket
 from app.admission.tuning import AdmissionTuning
 from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, Key, KeyTerms, ModelCard, Prompt, Tier
 from app.errors import ServingError
+from app.settings import Settings
 
 TUNING = AdmissionTuning()
+
+
+def limits_of(
+    deadline_s: float | None = None, wait_of_ttft: float = math.inf, **fields: Any
+) -> tuple[Settings, AdmissionTuning]:
+    """Settings with one deadline for all tiers, and a tuning: by default the expected wait has no bound."""
+    if deadline_s is not None:
+        fields |= dict.fromkeys(("queue_interactive_s", "queue_standard_s", "queue_batch_s"), deadline_s)
+    return Settings(**({"key_slowdown": 0.0} | fields)), replace(TUNING, wait_of_ttft=wait_of_ttft)
 
 
 def count_prompt(request: ChatRequest) -> int:
@@ -198,7 +209,7 @@ class Node:
     def __init__(
         self,
         service: Service | None = None,
-        bounds: QueueBounds | None = None,
+        limits: Mapping[str, Any] = MappingProxyType({}),
         seed: int = 0,
         profile: ThroughputProfile | None = None,
         **options: Any,
@@ -206,15 +217,15 @@ class Node:
         self.loop = asyncio.get_running_loop()
         self.rng = random.Random(seed)
         self.engine = ServiceEngine(service or Service())
+        settings, tuning = limits_of(**limits, **options)
         self.admission = Admission(
             self.engine,  # type: ignore[arg-type]
-            bounds or QueueBounds(),
+            settings,
             profile or ThroughputProfile(None, TUNING),
-            TUNING,
+            tuning,
             count_prompt=count_prompt,
             clock_s=self.loop.time,
             chance=self.rng.random,
-            **options,
         )
         self.seen: list[Seen] = []
         self._tasks = [self.loop.create_task(self.engine.run()), self.loop.create_task(self.admission.run())]

@@ -83,5 +83,5 @@ async def check_books(served: Served) -> None:
     with outside(served.runtime.settings.data_dir) as c:
         assert c.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert c.execute("PRAGMA foreign_key_check").fetchall() == []
-        assert ledger.open_requests(c) == []
+        assert ledger.unsettled_requests(c) == []
         assert differences(c) == []

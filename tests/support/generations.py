@@ -155,7 +155,7 @@ class NotedLease(Lease):
         """See Lease."""
         return {"code": "rate_limit_exceeded", "message": "The tokens are used up."}
 
-    def settle(self, counts: Mapping[int, Counts]) -> None:
+    def release(self, counts: Mapping[int, Counts]) -> None:
         """See Lease."""
         self.settled.append(dict(counts))
 

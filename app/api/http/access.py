@@ -5,6 +5,7 @@ The bounds are for requests that no limit of a key counts: their rate, and how m
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
@@ -25,39 +26,20 @@ class Access:
         self._gatekeeper = gatekeeper
         self._reads = reads
 
-    def any_caller(self, handler: Handler) -> Endpoint:
-        """The handler for every caller that has a key, or needs none."""
+    def __call__(
+        self, handler: Handler, *, admin: bool = False, paced: bool = False, alone: bool = False
+    ) -> Endpoint:
+        """The handler for every caller that has a key, or needs none; with `admin` for admin keys.
 
-        async def handle(request: Request) -> ASGIApp:
-            return await handler(request, self._gatekeeper.caller(request))
-
-        return handle
-
-    def admin(self, handler: Handler) -> Endpoint:
-        """The handler for admin keys."""
-
-        async def handle(request: Request) -> ASGIApp:
-            return await handler(request, self._gatekeeper.admin(request))
-
-        return handle
-
-    def paced(self, handler: Handler) -> Endpoint:
-        """The handler for every caller, bounded to `max_reads_per_s`."""
-
-        async def handle(request: Request) -> ASGIApp:
-            caller = self._gatekeeper.caller(request)
-            self._reads.charge(caller.owner, caller.key)
-            return await handler(request, caller)
-
-        return handle
-
-    def one_at_a_time(self, handler: Handler, *, admin: bool = False) -> Endpoint:
-        """Like `paced`, one request of an owner at a time: for routes that read the store and no body."""
+        `paced` bounds it to `max_reads_per_s`. `alone` does too, and takes one request of an owner at a
+        time: for routes that read the store and no body.
+        """
 
         async def handle(request: Request) -> ASGIApp:
             caller = self._gatekeeper.admin(request) if admin else self._gatekeeper.caller(request)
-            self._reads.charge(caller.owner, caller.key)
-            async with self._reads.slot(caller.owner):
+            if paced or alone:
+                self._reads.charge(caller.owner, caller.key)
+            async with self._reads.slot(caller.owner) if alone else contextlib.nullcontext():
                 return await handler(request, caller)
 
         return handle

@@ -50,12 +50,12 @@ class Gatekeeper:
         self._origins = parse_origins(cors_origins)
         self._keys = keys
         self._api_key = digest_of(api_key.encode()) if api_key else None
-        self._may_be_open = not api_key and is_loopback(host)
+        self._may_be_keyless = not api_key and is_loopback(host)
 
     @property
-    def open(self) -> bool:
+    def keyless(self) -> bool:
         """True while requests of this machine need no key."""
-        return self._may_be_open and self._keys.loaded and self._keys.empty
+        return self._may_be_keyless and self._keys.loaded and self._keys.empty
 
     def admin(self, request: Request) -> Caller:
         """The caller, who has an admin key. Raises Forbidden for the others, and as `caller` does."""
@@ -79,10 +79,10 @@ class Gatekeeper:
         return caller
 
     def _caller(self, request: Request) -> Caller:
-        if self.open:
+        if self.keyless:
             _check_local(request, self._origins)
             return LOCAL
-        if self._may_be_open:
+        if self._may_be_keyless:
             self._check_loaded()
         key = _bearer(request.headers.get("authorization", ""))
         digest = digest_of(key.encode("latin-1"))

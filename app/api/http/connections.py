@@ -33,7 +33,7 @@ class Connections:
         self._log = log
         self._limit = limit
         self._limit_per_address = limit_per_address
-        self._open: dict[asyncio.Transport, str] = {}
+        self._addresses: dict[asyncio.Transport, str] = {}
         self._idle: dict[asyncio.Transport, None] = {}
         self._reading: dict[asyncio.Transport, None] = {}
         self._stalled: dict[asyncio.Transport, None] = {}
@@ -42,22 +42,22 @@ class Connections:
         self._by_address: Counter[str] = Counter()
         self._closed = 0
         self._refused = 0
-        self._telling: asyncio.Handle | None = None
+        self._log_timer: asyncio.Handle | None = None
 
-    def admit(self, connection: asyncio.Transport, address: str, descriptor: int) -> bool:
-        """Take in a new connection, closing others if they must make room; False where it must be closed."""
+    def accept(self, connection: asyncio.Transport, address: str, descriptor: int) -> bool:
+        """Accept a new connection, closing others if they must make room; False where it must be closed."""
         if self._limit_per_address and self._by_address[address] >= self._limit_per_address:
             self._refused += 1
-            self._tell()
+            self._log_shortage()
             return False
         missing = self._missing(descriptor)
         if missing > 0:
-            self._tell()
+            self._log_shortage()
             if not (self._idle or self._reading or self._stalled):
                 self._refused += 1
                 return False
             self._make_room(missing)
-        self._open[connection] = address
+        self._addresses[connection] = address
         self._by_address[address] += 1
         self._idle[connection] = None
         return True
@@ -87,14 +87,14 @@ class Connections:
         self._idle.pop(connection, None)
         self._reading.pop(connection, None)
         self._stalled.pop(connection, None)
-        if where is not None and connection in self._open and connection not in self._closing:
+        if where is not None and connection in self._addresses and connection not in self._closing:
             where[connection] = None
 
-    def gone(self, connection: asyncio.Transport) -> None:
+    def remove(self, connection: asyncio.Transport) -> None:
         """Note that a connection is closed; a second call does nothing."""
         self._move(connection, None)
         self._closing.discard(connection)
-        address = self._open.pop(connection, None)
+        address = self._addresses.pop(connection, None)
         if address is not None:
             self._by_address[address] -= 1
             if not self._by_address[address]:
@@ -102,7 +102,7 @@ class Connections:
 
     def _missing(self, descriptor: int) -> int:
         """The number of connections to close for a new connection with this descriptor."""
-        missing = len(self._open) + 1 - self._limit if self._limit else 0
+        missing = len(self._addresses) + 1 - self._limit if self._limit else 0
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if files != resource.RLIM_INFINITY:
             least, largest = SPARE_FILES
@@ -119,21 +119,21 @@ class Connections:
             self._closed += 1
             connection.abort()
 
-    def _tell(self) -> None:
+    def _log_shortage(self) -> None:
         """Log the lack of connections: at once, then as sums every `LOG_EVERY_S`."""
-        if self._telling is None:
-            self._telling = asyncio.get_running_loop().call_soon(self._write)
+        if self._log_timer is None:
+            self._log_timer = asyncio.get_running_loop().call_soon(self._write)
 
     def _write(self) -> None:
-        self._telling = None
+        self._log_timer = None
         if not (self._closed or self._refused):
             return
         self._log.warning(
             "connections_short",
-            open=len(self._open),
+            open=len(self._addresses),
             closed=self._closed,
             refused=self._refused,
             hint="raise ulimit -n or max_connections, or check which clients hold them",
         )
         self._closed = self._refused = 0
-        self._telling = asyncio.get_running_loop().call_later(LOG_EVERY_S, self._write)
+        self._log_timer = asyncio.get_running_loop().call_later(LOG_EVERY_S, self._write)

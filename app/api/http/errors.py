@@ -34,14 +34,14 @@ class ErrorResponses:
 
     def __init__(self, log: FilteringBoundLogger) -> None:
         self._log = log
-        self._unnamed = ThrottledLog(log)
+        self._throttled_log = ThrottledLog(log)
 
     def handlers(self) -> Mapping[Any, Handler]:
         """Starlette's exception handlers."""
         return {
             ServingError: self._serving,
             HTTPException: self._routing,
-            ClientDisconnect: self._left,
+            ClientDisconnect: self._client_left,
             Exception: self._unforeseen,
         }
 
@@ -50,7 +50,7 @@ class ErrorResponses:
         exc.forget_frames()
         return self._answer(request, exc)
 
-    async def _left(self, _request: Request, _exc: Exception) -> Response:
+    async def _client_left(self, _request: Request, _exc: Exception) -> Response:
         """The client left, or was refused, before its body was complete: no answer is read."""
         return Response(status_code=400)
 
@@ -78,7 +78,7 @@ class ErrorResponses:
             request_id = f"req_{secrets.token_hex(14)}"
             route = getattr(request.scope.get("route"), "path", None)
             # A client without a key could otherwise fill the log.
-            log = self._log if request.scope.get(OWNER) else self._unnamed
+            log = self._log if request.scope.get(OWNER) else self._throttled_log
             log.info(
                 "refused",
                 request_id=request_id,
@@ -98,8 +98,8 @@ def error_response(error: ServingError, request_id: str, extra_headers: Mapping[
         headers["retry-after"] = str(error.retry_after_s)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    hopeless = isinstance(error, RateLimited) and error.retry_after_s is None
-    if error.status == 409 or hopeless or error.should_retry is False:
+    pointless = isinstance(error, RateLimited) and error.retry_after_s is None
+    if error.status == 409 or pointless or error.should_retry is False:
         headers["x-should-retry"] = "false"  # OpenAI's SDKs send these twice more
     return JSONResponse(error.as_body(), status_code=error.status, headers=headers)
 
@@ -137,7 +137,7 @@ class ThrottledLog:
     def __init__(self, log: FilteringBoundLogger) -> None:
         self._log = log
         self._written = 0
-        self._left_out: Counter[str] = Counter()
+        self._suppressed: Counter[str] = Counter()
 
     def info(self, event: str, *, error: str, **fields: Any) -> None:
         """Write a line, or count it by its error."""
@@ -147,10 +147,12 @@ class ThrottledLog:
         if self._written <= LOG_LINES:
             self._log.info(event, error=error, **fields)
         else:
-            self._left_out[error] += 1
+            self._suppressed[error] += 1
 
     def _end_window(self, event: str) -> None:
-        if self._left_out:
-            self._log.warning(f"{event}_more", requests=self._left_out.total(), errors=dict(self._left_out))
+        if self._suppressed:
+            self._log.warning(
+                f"{event}_more", requests=self._suppressed.total(), errors=dict(self._suppressed)
+            )
         self._written = 0
-        self._left_out.clear()
+        self._suppressed.clear()

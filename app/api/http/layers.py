@@ -1,4 +1,4 @@
-"""The layers around the routes: paths with a slash at their end, counts of responses, limits in headers."""
+"""The layers around the routes: counts of responses, paths with a slash at their end, limits in headers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.metering.traffic import NO_ROUTE, ResponseCounts
 REFUSALS_PER_S = 100.0
 """Refusals without delay per second, for one owner, or for all callers without a key. Refusals of a
 generation are never delayed."""
-HELD_S = 1.0
+REFUSAL_DELAY_S = 1.0
 """Seconds by which further refusals are delayed: less than the time-outs of clients."""
 
 
@@ -38,10 +38,10 @@ class LimitHeaders:
 
         async def send_with(message: Message) -> None:
             if message["type"] == "http.response.start":
-                if self._is_held(scope, message["status"]):
+                if self._is_delayed(scope, message["status"]):
                     if CONNECTION in scope.get("extensions", ()):
-                        scope["extensions"][CONNECTION].give_way()
-                    await asyncio.sleep(HELD_S)
+                        scope["extensions"][CONNECTION].allow_closing()
+                    await asyncio.sleep(REFUSAL_DELAY_S)
                 key: Key | None = scope.get(LIMITED_KEY)
                 headers = {} if key is None else self._limiter.headers(key)
                 added = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
@@ -50,7 +50,7 @@ class LimitHeaders:
 
         await self._app(scope, receive, send_with)
 
-    def _is_held(self, scope: Scope, status: int) -> bool:
+    def _is_delayed(self, scope: Scope, status: int) -> bool:
         if not 400 <= status < 500 or STREAM_ID in scope:
             return False
         owner, now_s = scope.get(OWNER), self._limiter.clock_s()
@@ -59,25 +59,12 @@ class LimitHeaders:
         return self._refusals[owner].take(now_s) > 0
 
 
-class TrailingSlash:
-    """Serves `/v1/models/` as `/v1/models`, without a redirect.
-
-    A redirect would be built from the Host header, and clients drop their body and their key on it.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        path = scope["path"]
-        if path.endswith("/") and path != "/":
-            scope["path"] = path[:-1]
-        await self._app(scope, receive, send)
-
-
 class CountedResponses:
-    """The outermost layer: counts each response when it starts."""
+    """The outermost layer: counts each response when it starts, and serves `/v1/models/` as `/v1/models`.
+
+    A redirect to the path without the slash would be built from the Host header, and clients drop their
+    body and their key on it.
+    """
 
     def __init__(self, app: ASGIApp, counts: ResponseCounts) -> None:
         self._app = app
@@ -85,6 +72,9 @@ class CountedResponses:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        path = scope["path"]
+        if path.endswith("/") and path != "/":
+            scope["path"] = path[:-1]
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":

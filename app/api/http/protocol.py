@@ -51,7 +51,7 @@ _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]{0
 """RFC 9110, section 7.2: no user, no path."""
 
 _LINGER_S = 2.0
-_TELLS_TIMES = sys.platform == "linux"
+_HAS_TCP_INFO = sys.platform == "linux"
 _LAST_DATA_RECV = slice(52, 56)
 """`tcpi_last_data_recv` of Linux's `struct tcp_info`, in milliseconds."""
 
@@ -62,14 +62,19 @@ class Connection:
     The response is started and ended the usual way; in between, each frame is one HTTP chunk.
     """
 
-    __slots__ = ("_chunked", "_flow", "_transport", "give_way")
+    __slots__ = ("_chunked", "_flow", "_on_left", "_transport", "allow_closing", "left")
 
-    def __init__(self, transport: asyncio.Transport, flow: FlowControl, give_way: Callable[[], None]) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, flow: FlowControl, allow_closing: Callable[[], None]
+    ) -> None:
         self._transport = transport
-        self.give_way = give_way
+        self.allow_closing = allow_closing
         """Lets the connection be closed where others need it, though its client waits for an answer."""
         self._flow = flow
         self._chunked = True
+        self._on_left: Callable[[], None] | None = None
+        self.left = False
+        """True if the client left before its answer was complete."""
 
     def send_unchunked(self) -> None:
         """Send frames as they are from now on: HTTP/1.0 has no chunks."""
@@ -96,12 +101,26 @@ class Connection:
         """
         try:
             sock = self._transport.get_extra_info("socket")
-            if sock is None or not _TELLS_TIMES:
+            if sock is None or not _HAS_TCP_INFO:
                 return 0.0
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECV.stop)
         except (OSError, ValueError):  # not TCP, or closed: uvloop finds no descriptor then
             return 0.0
         return int.from_bytes(info[_LAST_DATA_RECV], sys.byteorder) / 1000
+
+    def on_left(self, callback: Callable[[], None] | None) -> None:
+        """Call `callback` when the client leaves, or now if it has left. Replaces an earlier callback."""
+        if self._on_left is None:  # after a large body reading is paused, and the end would not be seen
+            self._flow.resume_reading()
+        self._on_left = callback
+        if self.left:
+            self.leave()
+
+    def leave(self) -> None:
+        """Note that the client has left."""
+        self.left = True
+        if self._on_left is not None:
+            self._on_left()
 
     def abort(self) -> None:
         """Cut the connection; closing the usual way waits for a client that does not read."""
@@ -161,7 +180,7 @@ class Protocol(HttpToolsProtocol):
         """Start the timer for the first request's head. Later heads have uvicorn's keep-alive timer."""
         super().connection_made(transport)
         address = "" if self.client is None else self.client[0]
-        if not self._connections.admit(transport, address, transport.get_extra_info("socket").fileno()):
+        if not self._connections.accept(transport, address, transport.get_extra_info("socket").fileno()):
             self._refused = True
             self._send_error(transport, _no_room())
             transport.close()
@@ -170,7 +189,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clocks: a timer holds the connection, and with it all of its last request."""
-        self._connections.gone(self.transport)
+        self._connections.remove(self.transport)
         self._leave_pipelined()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn 0.54 leaves it running where the client has reset
@@ -182,6 +201,8 @@ class Protocol(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+            connection: Any = self._running.scope["extensions"][CONNECTION]
+            connection.leave()
 
     def pause_writing(self) -> None:
         """The client does not read: close the connection in time, or at once if others need it."""
@@ -202,13 +223,13 @@ class Protocol(HttpToolsProtocol):
         """Parse, unless the connection is already being closed."""
         if self._refused:
             return
-        bytes_so_far = self._head_bytes
+        head_bytes_before = self._head_bytes
         self._framing_bytes -= len(data)
         super().data_received(data)
-        self._bound(bytes_so_far, len(data))
+        self._bound(head_bytes_before, len(data))
 
-    def _bound(self, bytes_so_far: int | None, num_bytes: int) -> None:
-        """Bound what is unfinished after a read; `bytes_so_far` was the head's size."""
+    def _bound(self, head_bytes_before: int | None, num_bytes: int) -> None:
+        """Bound what is unfinished after a read; `head_bytes_before` was the head's size."""
         if self._refused:
             return
         cycle: RequestResponseCycle | None = self.cycle
@@ -219,8 +240,8 @@ class Protocol(HttpToolsProtocol):
                 self._refuse(InvalidHTTP("The body has more chunk sizes and trailers than content."))
             return
         # One header line reaches the parser's callbacks only once it is whole: count here too.
-        if bytes_so_far is not None:
-            self._head_bytes = bytes_so_far + num_bytes
+        if head_bytes_before is not None:
+            self._head_bytes = head_bytes_before + num_bytes
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_headers_too_large())
 
@@ -230,8 +251,8 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._close_in(HEAD_TIMEOUT_S)
         # Without this protocol: a cycle would keep all of its last request for the garbage collector.
-        give_way = partial(self._connections.stalled, self.transport)
-        extensions: dict[str, Any] = {CONNECTION: Connection(self.transport, self.flow, give_way)}
+        allow_closing = partial(self._connections.stalled, self.transport)
+        extensions: dict[str, Any] = {CONNECTION: Connection(self.transport, self.flow, allow_closing)}
         self.scope["extensions"] = extensions
 
     def on_headers_complete(self) -> None:

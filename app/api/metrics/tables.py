@@ -7,6 +7,7 @@ the table's own; the lines below it are the meaning. An attribute with labels is
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
@@ -74,6 +75,7 @@ def _process(runtime: Runtime) -> SimpleNamespace:
         wal_bytes=_size_bytes(path.with_name(path.name + "-wal")),
         num_suspended=len(runtime.suspensions),
         responses=runtime.responses.by_route(),
+        loop_cpu_s=time.thread_time(),  # a scrape is answered in the event loop
     )
 
 
@@ -106,6 +108,8 @@ TABLES = (
             Memory that the events of live streams take.
         gauge tokenring_retained_streams_bytes | bytes | streams.retained_bytes
             Memory that the events of ended streams take.
+        histogram tokenring_event_loop_lag_seconds | seconds | loop_lag
+            Delay of a timer of the event loop, once a second.
         gauge tokenring_store_queue_depth | units | database.queue_depth
             Units of work that wait for the store's writer, or are being written.
         gauge tokenring_store_writer_lag_seconds | seconds | database.writer_lag_s
@@ -188,6 +192,9 @@ TABLES = (
             Size of the write-ahead log; it grows while a reader holds a long transaction.
         gauge tokenring_suspended_streams | streams | num_suspended
             Streams that the previous process has suspended, and that no client has resumed yet.
+        counter tokenring_event_loop_cpu_seconds_total | seconds | loop_cpu_s
+            CPU time of the event loop's thread. Where its rate is near 1, the event loop limits the node,
+            and not the engine; see docs/sizing.md.
         counter tokenring_http_responses_total | responses | responses | route status
             HTTP responses by route and status, refusals and wrong keys too. `route` is a template such
             as `/v1/models/{id:path}`, and `none` where no route was met.

@@ -119,9 +119,9 @@ def _total(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     total: dict[str, Any] = dict(usages[0])
     for usage in usages[1:]:
         for name, value in usage.items():
-            so_far = total.get(name)
+            subtotal = total.get(name)
             if isinstance(value, Mapping):
-                total[name] = _total([so_far or {}, value])
+                total[name] = _total([subtotal or {}, value])
             elif value is not None:
-                total[name] = value + (so_far or 0)
+                total[name] = value + (subtotal or 0)
     return total

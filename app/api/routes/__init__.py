@@ -1,5 +1,5 @@
 """The routes, one module a subject.
 
 A route that generates is a door (app.intake.door): a parser of its body and a renderer of its answer, as in
-`chat.py`. `app.api.app` mounts the routes.
+`doors.py`. `app.api.app` mounts the routes.
 """

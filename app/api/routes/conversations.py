@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from app.api.openai.listing import check_names, json_response, limit_of, page_of
-from app.api.schema.conversations import new_title, search_words
-from app.errors import BadRequest, StorageUnavailable
+from app.api.schema.fields import Field, check_size, missing, read
+from app.errors import BadRequest, StorageUnavailable, unknown_parameter
 from app.intake.bodies import BodyReader
 from app.intake.caller import Caller
 from app.runtime import Runtime
@@ -21,6 +21,10 @@ from app.store import conversation_list, indexing
 from app.store.conversation_view import MessagePage, Outline, page
 from app.store.export import FORMATS, VIEW, Format, file_name
 from app.stream.transcript import build_messages
+
+MAX_QUERY = 1000
+"""Characters of a search."""
+TITLE = Field((str,), min_chars=1, max_chars=200)
 
 
 class ConversationRoutes:
@@ -37,7 +41,9 @@ class ConversationRoutes:
         """GET: newest first, a page at a time, those that match `q` if it says something."""
         check_names(request, ("limit", "cursor", "q"))
         query = request.query_params
-        limit, cursor, words = limit_of(request), query.get("cursor"), search_words(query.get("q", ""))
+        limit, cursor, words = limit_of(request), query.get("cursor"), query.get("q", "")
+        check_size("q", len(words), 0, MAX_QUERY, "characters")
+        words = words.strip()
         if words:
             with contextlib.suppress(StorageUnavailable):  # then what is in the index is found
                 await indexing.index_all(self._database)
@@ -55,7 +61,7 @@ class ConversationRoutes:
         """PATCH {id}: another title."""
         owner, conversation_id = caller.owner, request.path_params["id"]
         body = await self._bodies.read(request, owner)
-        title = new_title(await body.parse())
+        title = _new_title(await body.parse())
         at_us = time.time_ns() // 1000
         return json_response(
             await self._database.write(
@@ -136,3 +142,15 @@ class ConversationRoutes:
         if stream is not None:
             live = build_messages(*stream.held()).get(message["choice"])
             message |= live.message if live is not None else {}
+
+
+def _new_title(body: Mapping[str, Any]) -> str:
+    """The title in a body. Raises BadRequest."""
+    for name in body.keys() - {"title"}:
+        raise unknown_parameter(name, advice="only title can be changed")
+    if "title" not in body:
+        raise missing("title")
+    title: str = read(body["title"], "title", TITLE)
+    if not title.strip():
+        raise BadRequest("title must not be empty.", param="title")
+    return title

@@ -28,13 +28,13 @@ class GenerationRoutes:
     async def attach(self, request: Request, caller: Caller) -> Response | EventStream:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
         after = last_event_id(request)
-        wants_plain(request)  # a wrong value is refused before a suspended answer is continued
+        wants_plain(request.headers)  # a wrong value is refused before a suspended answer is continued
         await self._intake.wait_for_tick(caller)
         stream = await self._find(request, caller, after)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=_headers(stream))
         stream.expect_return()
-        client = Client(request.receive)
+        client = Client(request)
         return self._response(request, await self._intake.events(stream, client, after, resumable=True))
 
     async def retrieve(self, request: Request, caller: Caller) -> Response | EventStream:
@@ -46,7 +46,7 @@ class GenerationRoutes:
         if request.method == "HEAD":
             return Response(media_type="application/json", headers=_headers(stream))
         stream.expect_return()
-        client = Client(request.receive)
+        client = Client(request)
         return self._response(request, await self._intake.answer(stream, client, self._door, resumable=True))
 
     async def cancel(self, request: Request, caller: Caller) -> Response:
@@ -83,7 +83,7 @@ class GenerationRoutes:
             opened.client,
             headers,
             on_end=lambda: self._intake.leave(opened),
-            plain=wants_plain(request),
+            plain=wants_plain(request.headers),
         )
 
 

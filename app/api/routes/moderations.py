@@ -66,12 +66,12 @@ class ModerationRoutes:
         texts = await body.parse_as(parse_moderation)
         if self._safety is None:
             raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
-        lease.reserve_tokens(texts_estimate(texts, self._limiter.count_text))
+        lease.charge_tokens(texts_estimate(texts, self._limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
         policy = self._safety.policies.current.at_level(level).enforced
         judge = partial(self._safety.prompts.moderate, policy=policy, owner=caller.owner)
         with self._requests.enter(caller.owner):
-            client = Client(request.receive)
+            client = Client(request)
             return await client.until_disconnect(self._results(judge, texts, caller.owner), "moderation")
 
     async def _results(

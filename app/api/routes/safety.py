@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.openai.listing import check_names, json_response, limit_of, page_of
-from app.api.schema.key_terms import choice, time_us
+from app.api.schema.key_terms import one_of, time_us
 from app.errors import BadRequest, Conflict
 from app.intake.caller import Caller
 from app.safety.categories import CODE_OF, code_of, name_of
@@ -93,11 +93,8 @@ def _as_json(place: int, event: SafetyEvent) -> dict[str, Any]:
 
 def _only(query: Mapping[str, str]) -> dict[str, str]:
     """The columns that the query asks one value of. Raises BadRequest."""
-    return {column: read(name, query[name]) for name, (column, read) in _FILTERS.items() if name in query}
-
-
-def _any(_param: str, value: str) -> str:
-    return value
+    wanted = {name: read(name, query[name]) for name, read in _FILTERS.items() if name in query}
+    return {"key_id" if name == "key" else name: value for name, value in wanted.items()}
 
 
 def _category(param: str, value: str) -> str:
@@ -109,14 +106,11 @@ def _category(param: str, value: str) -> str:
         ) from None
 
 
-_FILTERS: Mapping[str, tuple[str, Callable[[str, str], str]]] = {
-    "subject": ("subject", choice(("prompt", "answer"))),
-    "stage": ("stage", choice(STAGES)),
-    "action": ("action", choice(ACTIONS)),
-    "category": ("category", _category),
-    "owner": ("owner", _any),
-    "key": ("key_id", _any),
-    "request_id": ("request_id", _any),
-    "model": ("model", _any),
-    "policy_hash": ("policy_hash", _any),
+_FILTERS: Mapping[str, Callable[[str, str], str]] = {
+    "subject": one_of(("prompt", "answer")),
+    "stage": one_of(STAGES),
+    "action": one_of(ACTIONS),
+    "category": _category,
+    **dict.fromkeys(("owner", "key", "request_id", "model", "policy_hash"), lambda _, value: value),
 }
+"""Readers of the query's values, by the column; that of `key` is `key_id`."""

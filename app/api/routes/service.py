@@ -1,27 +1,50 @@
-"""The routes about the server itself: alive, ready, which version, which models."""
+"""The routes about the server itself: alive, ready, which version, which models, which API.
+
+`/model_info` and `/server_info` are as SGLang's clients read them.
+"""
 
 from __future__ import annotations
 
+import functools
 import time
-from importlib import metadata
+from importlib import metadata, resources
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.admission.admit import Admission
 from app.api.http.auth import Gatekeeper
 from app.core import TIERS, ModelCard
-from app.errors import EngineNotReady
+from app.engine_factory import model_path
+from app.errors import EngineNotReady, UnknownModel
 from app.intake.caller import Caller
 from app.metering.pricing import as_usd_per_1k
 from app.routing.backend import Backend
 from app.routing.degraded_mode import Step
 from app.runtime import Runtime
+from app.settings import table
+
+_DOCUMENT_CACHED_S = 3600
+
+
+@functools.cache
+def _openapi_document() -> bytes:
+    """app/api/openapi.json, which scripts/docs makes, with this program's version."""
+    document = orjson.loads(resources.files("app.api").joinpath("openapi.json").read_bytes())
+    document["info"]["version"] = metadata.version("tokenring")
+    return orjson.dumps(document)
+
+
+async def openapi(request: Request) -> Response:
+    """GET: the document. It needs no key and says nothing of this server but its version."""
+    headers = {"cache-control": f"public, max-age={_DOCUMENT_CACHED_S}"}
+    return Response(_openapi_document(), media_type="application/json", headers=headers)
 
 
 class ServiceRoutes:
-    """Handlers of the health routes, `/version` and the model lists.
+    """Handlers of the health routes, `/version`, the model lists and what SGLang says of itself.
 
     They report on the whole process, so they take the runtime, as `/metrics` does.
     """
@@ -135,6 +158,58 @@ class ServiceRoutes:
         self._runtime.check_model(model_id, caller.models)
         return JSONResponse(self._openai(self._runtime.backends.of(model_id)) | {"id": model_id})
 
+    async def model_info(self, _request: Request, caller: Caller) -> Response:
+        """The first model that the caller may use. Admins see the path of its files."""
+        runtime, backend = self._runtime, self._first_backend(caller)
+        card = backend.engine.model
+        path = model_path(runtime.settings) if caller.is_admin and backend is runtime.backends.large else None
+        return JSONResponse(
+            {
+                "model_path": path or backend.id,
+                "tokenizer_path": path,
+                "served_model_name": backend.id,
+                "is_generation": True,
+                "max_model_len": card.context_length,
+                "has_image_understanding": "vision" in card.capabilities,
+                "has_audio_understanding": False,
+            }
+        )
+
+    async def server_info(self, _request: Request, caller: Caller) -> Response:
+        """The sizes of that model; for admins also the settings in force, without secrets, and the load."""
+        backend = self._first_backend(caller)
+        card = backend.engine.model
+        body: dict[str, Any] = {
+            "version": metadata.version("tokenring"),
+            "served_model_name": backend.id,
+            "context_length": card.context_length,
+            "max_total_num_tokens": card.kv_capacity_tokens,
+            "max_req_input_len": card.max_prompt_tokens,
+            "internal_states": [],
+        }
+        if caller.is_admin:
+            settings = self._runtime.settings
+            body["tokenizer_path"] = model_path(settings)
+            body["settings"] = {s.name: _plain(getattr(settings, s.name)) for s in table() if not s.secret}
+            load = backend.engine.load()
+            body["internal_states"] = [
+                {
+                    "num_running_reqs": load.num_running_reqs,
+                    "num_waiting_reqs": load.num_queue_reqs,
+                    "num_used_tokens": load.used_tokens,
+                    "last_gen_throughput": load.gen_throughput_tokens_per_s,
+                }
+            ]
+        return JSONResponse(body)
+
+    def _first_backend(self, caller: Caller) -> Backend:
+        """The first backend that the caller may use. Raises EngineNotReady, UnknownModel."""
+        backends = self._visible(caller)
+        if not backends:
+            raise UnknownModel("This key may use none of the models that are served here.")
+        backends[0].check_ready()
+        return backends[0]
+
     def _openai(self, backend: Backend) -> dict[str, Any]:
         """OpenAI's fields of a model, and the two that vLLM and SGLang add to them."""
         card = _card(backend)
@@ -163,3 +238,8 @@ def _queue(admission: Admission) -> dict[str, Any]:
         "oldest_wait_s": round(max(map(admission.waited_s, range(len(TIERS)))), 3),
         "gate_window_tokens": int(admission.scheduler.prefill_window.window_tokens),
     }
+
+
+def _plain(value: Any) -> Any:
+    """A setting's value as JSON has it; a path is its text."""
+    return value if isinstance(value, bool | int | float) else str(value)

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.openai.listing import json_response
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.tokens import DetokenizeRequest, TokenizeRequest, parse_detokenize, parse_tokenize
-from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest, Engine
 from app.engine.request_limits import check_text_only
 from app.errors import BadRequest
@@ -40,9 +40,7 @@ class TokenRoutes:
         """The ids of texts, or of a rendered conversation. Raises BadRequest, ContextOverflow."""
         sent, chat = await self._read(request, caller, partial(_tokenize_request, owner=caller.owner))
         engine = self._engine(sent.model, caller)
-        ids = await Client(request.receive).until_disconnect(
-            self._ids(engine, caller.owner, sent, chat), "tokenize"
-        )
+        ids = await Client(request).until_disconnect(self._ids(engine, caller.owner, sent, chat), "tokenize")
         several = not isinstance(sent.prompt, str) and sent.messages is None
         return json_response(
             {
@@ -56,7 +54,7 @@ class TokenRoutes:
     async def detokenize(self, request: Request, caller: Caller) -> Response:
         """The text of ids, or of several lists of them. Raises BadRequest."""
         sent = await self._read(request, caller, parse_detokenize)
-        texts = await Client(request.receive).until_disconnect(
+        texts = await Client(request).until_disconnect(
             self._texts(self._engine(sent.model, caller), caller.owner, sent), "detokenize"
         )
         text = texts if sent.several else texts[0]

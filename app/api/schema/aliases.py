@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.api.schema.fields import fields_of
+from app.api.schema.fields import ANY, BOOL, TEXT, Field, check_kind, read, read_fields
 from app.api.schema.formats import schema_format
-from app.api.schema.parameters import MAX_CHOICES, check_kind
+from app.api.schema.parameters import PARAMETERS
 from app.errors import BadRequest
 from app.intake.json_body import parse_body
 
@@ -66,31 +66,14 @@ def _parsed(text: str, where: str, noun: str) -> dict[str, Any]:
         raise BadRequest(message, code=code, param=where) from None
 
 
-def _regex(value: Any, where: str) -> Translated:
-    check_kind(where, value, str)
-    return "regex", value
-
-
-def _grammar(value: Any, where: str) -> Translated:
-    check_kind(where, value, str)
-    return "ebnf", value
-
-
 def _choice(value: Any, where: str) -> Translated:
     """The grammar of an answer that is one of some texts."""
-    check_kind(where, value, list)
-    if not 0 < len(value) <= MAX_CHOICES:
-        raise BadRequest(f"{where} must hold 1 to {MAX_CHOICES} texts, got {len(value)}.", param=where)
-    for number, text in enumerate(value):
-        check_kind(f"{where}[{number}]", text, str)
-        if not text:
-            raise BadRequest(f"{where}[{number}] must not be empty.", param=f"{where}[{number}]")
-    return "ebnf", "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
+    texts = read(value, where, PARAMETERS["guided_choice"])
+    return "ebnf", "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
 def _json_object(value: Any, where: str) -> Translated:
-    check_kind(where, value, bool)
-    return ("response_format", {"type": "json_object"}) if value else None
+    return ("response_format", {"type": "json_object"}) if read(value, where, BOOL) else None
 
 
 def _structural_tag(value: Any, where: str) -> Translated:
@@ -101,10 +84,9 @@ def _structural_tag(value: Any, where: str) -> Translated:
 
 def _outputs(value: Any, where: str) -> Translated:
     """vLLM's `structured_outputs`: an object with one form of grammar."""
-    switches = {"disable_any_whitespace", "disable_additional_properties", "disable_fallback"}
-    sent = fields_of(value, where, FORMS.keys() | switches)
-    for name in sent.keys() & switches:
-        if sent.pop(name) is not False:
+    sent = read_fields(value, where, _FORM_FIELDS)
+    for name in sent.keys() - FORMS.keys():
+        if sent.pop(name):
             raise BadRequest(f"{where}.{name}: the server decides that; remove it.", param=f"{where}.{name}")
     if len(sent) != 1:
         raise BadRequest(f"{where} must have one of {', '.join(FORMS)}, got {len(sent)}.", param=where)
@@ -120,14 +102,15 @@ def _tokens(value: Any, where: str) -> Translated:
 
 def _effort(value: Any, where: str) -> Translated:
     """OpenRouter's `reasoning`."""
-    sent = fields_of(value, where, {"effort"})
+    sent = read_fields(value, where, {"effort": ANY})
     return ("reasoning_effort", sent["effort"]) if sent else None
 
 
-def _renamed(equivalent: str) -> Callable[[Any, str], Translated]:
-    return lambda value, _: (equivalent, value)
+def _renamed(equivalent: str, field: Field = ANY) -> Callable[[Any, str], Translated]:
+    return lambda value, where: (equivalent, read(value, where, field))
 
 
+_regex, _grammar = _renamed("regex", TEXT), _renamed("ebnf", TEXT)
 FORMS: Mapping[str, Callable[[Any, str], Translated]] = {
     "json": _schema,
     "regex": _regex,
@@ -135,6 +118,10 @@ FORMS: Mapping[str, Callable[[Any, str], Translated]] = {
     "grammar": _grammar,
     "json_object": _json_object,
     "structural_tag": _structural_tag,
+}
+_FORM_FIELDS: Mapping[str, Field] = {
+    **dict.fromkeys(FORMS, ANY),
+    **dict.fromkeys(("disable_any_whitespace", "disable_additional_properties", "disable_fallback"), BOOL),
 }
 _TRANSLATIONS: Mapping[str, Callable[[Any, str], Translated]] = {
     "guided_json": _schema,

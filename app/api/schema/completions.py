@@ -5,14 +5,16 @@ What it shares is read as a chat request's: checked, translated and refused by t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from app.api.schema.parameters import PARAMETERS, check_kind
+from app.api.schema.chat_request import parse_chat_request
+from app.api.schema.fields import check_kind, check_size, missing
+from app.api.schema.parameters import PARAMETERS, Parameter, check, refused
 from app.api.schema.tokens import check_token_ids
 from app.api.schema.values import check_choices
-from app.api.schema.wire import parse_chat_request
 from app.core import UNPLACED, ChatRequest, IdempotencyKey, Placement, RawPrompt
 from app.errors import BadRequest, UnsupportedParameter
 
@@ -21,13 +23,6 @@ DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 """Choices of all prompts together; a chat request's."""
-OWN = ("prompt", "logprobs", "best_of", "echo", "suffix")
-"""The parameters that a chat request does not have, or has with another meaning."""
-REFUSED: Mapping[str, tuple[str, bool | str]] = {
-    "echo": ("the prompt is not repeated in the answer, and its tokens have no logprobs", False),
-    "suffix": ("no model here fills in the middle", ""),
-}
-"""Refused parameters: the reason, and the neutral value that passes."""
 CHAT_ONLY = (
     "messages",
     "max_completion_tokens",
@@ -47,48 +42,38 @@ CHAT_ONLY = (
     "parent_id",
 )
 """Parameters of a conversation, of its template and of the parsers of its answer."""
+OWN: Mapping[str, Parameter] = {
+    "prompt": Parameter((str, list)),
+    "logprobs": Parameter((int,), 0, MAX_LOGPROBS),
+    "best_of": Parameter((int,), 1, MAX_CHOICES),
+    **refused("echo", "the prompt is not repeated in the answer, and its tokens have no logprobs", False),
+    **refused("suffix", "no model here fills in the middle", ""),
+}
+"""The parameters that a chat request does not have, or has with another meaning."""
+_CHECKED: Mapping[str, Parameter] = {
+    **OWN,
+    **refused(" ".join(CHAT_ONLY), "belongs to /v1/chat/completions"),
+}
 SHARED = tuple(name for name, p in PARAMETERS.items() if p.refusal is None and name not in (*OWN, *CHAT_ONLY))
 """Parameters of a chat request that mean the same here."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """A checked request: its prompts, and a chat request that has everything else."""
-
-    prompts: Sequence[str | Sequence[int]]
-    template: ChatRequest
-
-    @property
-    def model(self) -> str:
-        """The model that is to answer."""
-        return self.template.model
-
-    def place(self, index: int) -> str:
-        """The name of a prompt in errors: with its index, where there are several."""
-        return f"prompt[{index}]" if len(self.prompts) > 1 else "prompt"
-
-    def as_chat(self, index: int, prompt: RawPrompt, request_id: str) -> ChatRequest:
-        """The request that generates from one of the prompts."""
-        messages = [{"role": "user", "content": prompt.text}]
-        body = {**self.template.body, "messages": messages}
-        spelled = {**self.template.spelled, "messages": self.place(index), "prompt": self.place(index)}
-        return replace(self.template, request_id=request_id, body=body, raw=prompt, spelled=spelled)
 
 
 def parse_completion(
     body: Mapping[str, Any],
     owner: str,
     *,
+    make_id: Callable[[], str] = str,
     strict: bool = False,
     idempotency: IdempotencyKey | None = None,
     placement: Placement = UNPLACED,
-) -> CompletionRequest:
-    """The checked request. Raises BadRequest and UnsupportedParameter, naming the parameter."""
+) -> list[ChatRequest]:
+    """A checked request for each prompt. Raises BadRequest and UnsupportedParameter, naming the parameter."""
     values = {name: value for name, value in body.items() if value is not None}
     if "prompt" not in values:
-        raise BadRequest("prompt is required.", code="missing_parameter", param="prompt")
+        raise missing("prompt")
     for name, value in values.items():
-        _check(name, value)
+        if name in _CHECKED:
+            check(name, value, table=_CHECKED)
     prompts = _prompts(values["prompt"])
     chat = {name: value for name, value in values.items() if name not in OWN}
     if (top := values.get("logprobs")) is not None:
@@ -106,45 +91,45 @@ def parse_completion(
             param="prompt",
         )
     check_choices(template.body, len(prompts) * n)
-    if len(prompts) > 1 and values.get("stream"):
-        raise UnsupportedParameter("stream: has a single prompt; send a request for each.", param="stream")
-    if len(prompts) > 1 and values.get("moderation"):
-        raise UnsupportedParameter("moderation: needs a single prompt; remove it.", param="moderation")
-    if len(prompts) > 1 and idempotency is not None:
-        raise BadRequest("Idempotency-Key needs a single prompt.", param="Idempotency-Key")
+    if len(prompts) > 1:
+        _check_several(values, idempotency)
     if values.keys().isdisjoint(("max_tokens", "n_predict")):
         template = replace(template, max_tokens=DEFAULT_MAX_TOKENS)
-    return CompletionRequest(prompts, template)
+    return [_with_prompt(template, i, prompts, make_id()) for i in range(len(prompts))]
 
 
-def _check(name: str, value: Any) -> None:
-    """Raise BadRequest or UnsupportedParameter for what a chat request would read in another way."""
-    if name in REFUSED:
-        why, passes = REFUSED[name]
-        if type(value) is not type(passes) or value != passes:
-            raise UnsupportedParameter(f"{name}: {why}; remove it.", param=name)
-    elif name in ("logprobs", "best_of"):
-        check_kind(name, value, int)
-        low, high = (0, MAX_LOGPROBS) if name == "logprobs" else (1, MAX_CHOICES)
-        if not low <= value <= high:
-            raise BadRequest(f"{name} must be {low} to {high}, got {value}.", param=name)
-    elif name in CHAT_ONLY:
-        raise UnsupportedParameter(f"{name}: belongs to /v1/chat/completions; remove it.", param=name)
+def _check_several(values: Mapping[str, Any], idempotency: IdempotencyKey | None) -> None:
+    """Raise BadRequest and UnsupportedParameter for what needs a single prompt."""
+    if values.get("stream"):
+        raise UnsupportedParameter("stream: has a single prompt; send a request for each.", param="stream")
+    if values.get("moderation"):
+        raise UnsupportedParameter("moderation: needs a single prompt; remove it.", param="moderation")
+    if idempotency is not None:
+        raise BadRequest("Idempotency-Key needs a single prompt.", param="Idempotency-Key")
+
+
+def _with_prompt(
+    template: ChatRequest, index: int, prompts: Sequence[str | Sequence[int]], request_id: str
+) -> ChatRequest:
+    """The request for one of the prompts; errors name it with its index, where there are several."""
+    prompt = prompts[index]
+    raw = RawPrompt(prompt) if isinstance(prompt, str) else RawPrompt("", prompt)
+    where = f"prompt[{index}]" if len(prompts) > 1 else "prompt"
+    body = {**template.body, "messages": [{"role": "user", "content": raw.text}]}
+    spelled = {**template.spelled, "messages": where, "prompt": where}
+    return replace(template, request_id=request_id, body=body, raw=raw, spelled=spelled)
 
 
 def _prompts(prompt: Any) -> Sequence[str | Sequence[int]]:
     """A text, an array of ids, or an array of either. Raises BadRequest naming the place."""
-    check_kind("prompt", prompt, str, list)
     if isinstance(prompt, str) or (prompt and type(prompt[0]) is int):
         prompts, places = [prompt], ["prompt"]
     else:
         prompts, places = prompt, [f"prompt[{i}]" for i in range(min(len(prompt), MAX_CHOICES + 1))]
-    if not 0 < len(prompts) <= MAX_CHOICES:
-        raise BadRequest(f"prompt takes 1 to {MAX_CHOICES} prompts, got {len(prompts):,}.", param="prompt")
-    for place, text_or_ids in zip(places, prompts, strict=True):
-        check_kind(place, text_or_ids, str, list)
-        if not text_or_ids:
-            raise BadRequest(f"{place} is empty.", param=place)
+    check_size("prompt", len(prompts), 1, MAX_CHOICES, "prompts")
+    for where, text_or_ids in zip(places, prompts, strict=True):
+        check_kind(where, text_or_ids, str, list)
+        check_size(where, len(text_or_ids), 1, math.inf)
         if not isinstance(text_or_ids, str):
-            check_token_ids(place, text_or_ids)
+            check_token_ids(where, text_or_ids)
     return prompts

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from app.api.schema.parameters import check_kind
+from app.api.schema.fields import Field, check_kind, missing, read, read_fields
 from app.core import (
     DEGRADING,
     GRAMMARS,
@@ -29,6 +29,8 @@ MAX_CHARS = 100
 MAX_COUNT = 10**12
 MAX_USD = 10**9
 MAX_MODELS = 100
+WEIGHT = Field((int, float), MIN_WEIGHT, MAX_WEIGHT)
+ROTATION: Mapping[str, Field] = {"overlap_s": Field((int, float), 0, MAX_OVERLAP_S)}
 _MICRO = 1_000_000
 
 
@@ -51,23 +53,16 @@ def read_new(body: Mapping[str, Any], at_us: int) -> tuple[KeyTerms, str | None]
     rest = dict(body)
     owner = rest.pop("owner", None)
     if "name" not in rest:
-        raise BadRequest("name is required.", code="missing_parameter", param="name")
+        raise missing("name")
     terms = KeyTerms(**read_terms(rest, at_us))
     return terms, None if owner is None else _text("owner", owner)
 
 
 def read_overlap_us(body: Mapping[str, Any]) -> int:
     """Microseconds that the secrets of before a rotation stay valid, from `overlap_s`. Raises BadRequest."""
-    for name in body:
-        if name != "overlap_s":
-            raise unknown_parameter(name, advice="a rotation takes overlap_s")
-    overlap_s = body.get("overlap_s", DEFAULT_OVERLAP_S)
-    check_kind("overlap_s", overlap_s, int, float)
-    if not 0 <= overlap_s <= MAX_OVERLAP_S:
-        raise BadRequest(
-            f"overlap_s must be 0 to {MAX_OVERLAP_S} seconds, got {overlap_s}.", param="overlap_s"
-        )
-    return int(overlap_s * _MICRO)
+    for name in body.keys() - ROTATION.keys():
+        raise unknown_parameter(name, advice="a rotation takes overlap_s")
+    return int(read_fields(body, "", ROTATION).get("overlap_s", DEFAULT_OVERLAP_S) * _MICRO)
 
 
 def as_json(key: Key, at_us: int) -> dict[str, Any]:
@@ -77,21 +72,10 @@ def as_json(key: Key, at_us: int) -> dict[str, Any]:
     return {
         "id": key.id,
         "object": "key",
-        "name": terms.name,
         "owner": key.owner,
-        "scope": terms.scope,
         "status": key.status(at_us),
-        "tier": terms.tier,
-        "weight": terms.weight,
-        "rpm": terms.rpm,
-        "tpm": terms.tpm,
-        "max_streams": terms.max_streams,
+        **{name: getattr(terms, field) for name, (field, _) in _READERS.items()},
         "budget_usd": as_usd(terms.budget_micro_usd),
-        "models": terms.models,
-        "safety": terms.safety,
-        "degrade": terms.degrade,
-        "grammars": terms.grammars,
-        "resume": terms.resume,
         "created_at": key.created_at_us // _MICRO,
         "expires_at": _unix_s(terms.expires_at_us),
         "revoked_at": _unix_s(key.revoked_at_us),
@@ -124,15 +108,10 @@ def _text(param: str, value: Any) -> str:
     return str(value)
 
 
-def choice(choices: Sequence[str]) -> Callable[[str, Any], str]:
+def one_of(choices: Sequence[str]) -> Callable[[str, Any], str]:
     """A reader of a parameter that is one of `choices`. It raises BadRequest naming the parameter."""
-
-    def read(param: str, value: Any) -> str:
-        if value not in choices:
-            raise BadRequest(f"{param} must be one of {', '.join(choices)}, got {value!r}.", param=param)
-        return str(value)
-
-    return read
+    field = Field((str,), choices=tuple(choices))
+    return lambda param, value: read(value, param, field)
 
 
 def _count(param: str, value: Any) -> int:
@@ -143,10 +122,7 @@ def _count(param: str, value: Any) -> int:
 
 
 def _weight(param: str, value: Any) -> float:
-    check_kind(param, value, int, float)
-    if not MIN_WEIGHT <= value <= MAX_WEIGHT:
-        raise BadRequest(f"{param} must be {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, got {value}.", param=param)
-    return float(value)
+    return float(read(value, param, WEIGHT))
 
 
 def _budget(param: str, value: Any) -> int:
@@ -169,14 +145,12 @@ def _models(param: str, value: Any) -> tuple[str, ...]:
     check_kind(param, value, list)
     if not 1 <= len(value) <= MAX_MODELS:
         raise BadRequest(f"{param} must name 1 to {MAX_MODELS} models; null allows all.", param=param)
-    return tuple(dict.fromkeys(_model(f"{param}[{i}]", name) for i, name in enumerate(value)))
-
-
-def _model(param: str, value: Any) -> str:
-    check_kind(param, value, str)
-    if not (0 < len(value) <= 2 * MAX_CHARS and value.isprintable()):
-        raise BadRequest(f"{param} must have 1 to {2 * MAX_CHARS} printable characters.", param=param)
-    return str(value)
+    for i, name in enumerate(value):
+        check_kind(f"{param}[{i}]", name, str)
+        if not (0 < len(name) <= 2 * MAX_CHARS and name.isprintable()):
+            problem = f"{param}[{i}] must have 1 to {2 * MAX_CHARS} printable characters."
+            raise BadRequest(problem, param=f"{param}[{i}]")
+    return tuple(dict.fromkeys(value))
 
 
 def time_us(param: str, value: Any) -> int:
@@ -199,8 +173,8 @@ def time_us(param: str, value: Any) -> int:
 
 _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "name": ("name", _text),
-    "scope": ("scope", choice(SCOPES)),
-    "tier": ("tier", choice(TIERS)),
+    "scope": ("scope", one_of(SCOPES)),
+    "tier": ("tier", one_of(TIERS)),
     "weight": ("weight", _weight),
     "rpm": ("rpm", _count),
     "tpm": ("tpm", _count),
@@ -208,10 +182,10 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "budget_usd": ("budget_micro_usd", _budget),
     "models": ("models", _models),
     "expires_at": ("expires_at_us", time_us),
-    "safety": ("safety", choice(SAFETY_LEVELS)),
-    "degrade": ("degrade", choice(DEGRADING)),
-    "grammars": ("grammars", choice(GRAMMARS)),
-    "resume": ("resume", choice(RESUMING)),
+    "safety": ("safety", one_of(SAFETY_LEVELS)),
+    "degrade": ("degrade", one_of(DEGRADING)),
+    "grammars": ("grammars", one_of(GRAMMARS)),
+    "resume": ("resume", one_of(RESUMING)),
 }
 TERMS = tuple(_READERS)
 """The names of the terms in JSON."""

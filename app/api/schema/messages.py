@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.api.schema.fields import bounded_text, fields_of, shown
-from app.api.schema.parameters import MAX_MESSAGES, MAX_REQUEST_CALLS, check_kind
-from app.errors import BadRequest
-from app.messages import (
-    DETAILS,
-    MAX_ID_CHARS,
-    MAX_NAME_CHARS,
-    MAX_PARTS,
-    MAX_TOOL_CALLS,
-    arguments_text,
+from app.api.schema.fields import (
+    TEXT,
+    Field,
+    check_kind,
+    check_size,
+    dropped,
+    missing,
+    not_among,
+    read,
+    shown,
 )
+from app.api.schema.parameters import MAX_MESSAGES, MAX_REQUEST_CALLS
+from app.errors import BadRequest
+from app.messages import DETAILS, MAX_ID_CHARS, MAX_NAME_CHARS, MAX_PARTS, MAX_TOOL_CALLS, arguments_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -62,14 +65,50 @@ ACCEPTED_OF_FUNCTION = frozenset({"parsed_arguments", "provider_specific_fields"
 ACCEPTED_OF_IMAGE = frozenset({"format"})
 """LiteLLM's media type of the image, which its data URL has too."""
 
-_KEYS: Mapping[str, frozenset[str]] = {
-    role: frozenset({"role", "content", "name"}) | ACCEPTED for role in ROLES
-} | {
-    "assistant": frozenset({"role", "content", "name", "tool_calls", "reasoning_content", "reasoning"})
-    | ACCEPTED
-    | ACCEPTED_OF_ASSISTANT,
-    "tool": frozenset({"role", "content", "name", "tool_call_id"}) | ACCEPTED,
+_NAME = Field((str,), max_chars=MAX_NAME_CHARS)
+_ID = Field((str,), max_chars=MAX_ID_CHARS)
+_IMAGE = Field(
+    (dict,),
+    fields={"url": TEXT, "detail": Field((str,), choices=DETAILS), **dropped(ACCEPTED_OF_IMAGE)},
+    required=("url",),
+)
+PARTS: Mapping[str, Field] = {
+    kind: Field(
+        (dict,),
+        fields={"type": Field((str,), choices=(kind,)), kind: content, **dropped(ACCEPTED_OF_PART)},
+        required=(kind,),
+    )
+    for kind, content in {"text": TEXT, "image_url": _IMAGE, "refusal": TEXT}.items()
 }
+"""The content parts that are read, by their type; a refusal is an assistant's text."""
+_FUNCTION = Field(
+    (dict,),
+    fields={"name": _NAME, "arguments": Field((str, dict)), **dropped(ACCEPTED_OF_FUNCTION)},
+    required=("name",),
+)
+_CALL = Field(
+    (dict,),
+    fields={"id": _ID, "type": TEXT, "function": _FUNCTION, **dropped(ACCEPTED_OF_CALL)},
+    required=("function",),
+)
+_OF_ANY: Mapping[str, Field] = {
+    "role": TEXT,
+    "content": Field((str, list), max_entries=MAX_PARTS),
+    "name": _NAME,
+    **dropped(ACCEPTED),
+}
+_OF_ASSISTANT: Mapping[str, Field] = {
+    "tool_calls": Field((list,), max_entries=MAX_TOOL_CALLS),
+    "reasoning_content": TEXT,
+    "reasoning": TEXT,
+    **dropped(ACCEPTED_OF_ASSISTANT),
+}
+MESSAGES: Mapping[str, Field] = {
+    **dict.fromkeys(ROLES, Field((dict,), fields=_OF_ANY)),
+    "assistant": Field((dict,), fields={**_OF_ANY, **_OF_ASSISTANT}),
+    "tool": Field((dict,), fields={**_OF_ANY, "tool_call_id": _ID}),
+}
+"""The message of each role."""
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "audio", "reasoning_content", "reasoning")
 """The fields that an assistant's message may have where its content is null."""
 
@@ -78,107 +117,62 @@ def normalized(messages: Sequence[Any], *, may_be_empty: bool = False) -> list[d
     """The messages as the stages read them. Raises BadRequest and UnsupportedParameter naming the place."""
     if not messages and not may_be_empty:
         raise BadRequest("messages must hold at least one message.", param="messages")
-    _check_length("messages", messages, MAX_MESSAGES, "messages")
-    _check_calls(messages)
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _check_calls(messages: Sequence[Any]) -> None:
-    """Raise BadRequest for too many tool calls, before any of them is checked."""
+    check_size("messages", len(messages), 0, MAX_MESSAGES, "messages")
+    # Before any of them is checked.
     sent = (message.get("tool_calls") for message in messages if isinstance(message, dict))
     calls = sum(len(of_message) for of_message in sent if isinstance(of_message, list))
-    if calls > MAX_REQUEST_CALLS:
-        raise BadRequest(
-            f"messages take at most {MAX_REQUEST_CALLS:,} tool calls together, got {calls:,}.",
-            param="messages",
-        )
+    check_size("messages", calls, 0, MAX_REQUEST_CALLS, "tool calls together")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:
     check_kind(where, message, dict)
     role = message.get("role")
     if role not in ROLES:
-        raise BadRequest(
-            f"{where}.role must be one of {', '.join(ROLES)}, got {shown(role)}.",
-            code="invalid_role",
-            param=f"{where}.role",
-        )
-    sent = fields_of(message, where, _KEYS[role])
+        raise not_among(f"{where}.role", role, ROLES, code="invalid_role")
+    sent = read(message, where, MESSAGES[role])
     result = {"role": role}
-    if (content := _content(sent, where)) is not None:
+    if (content := _content(sent.get("content"), message, where)) is not None:
         result["content"] = content
-    if "name" in sent:
-        result["name"] = bounded_text(sent["name"], f"{where}.name", MAX_NAME_CHARS)
-    if "tool_call_id" in sent:
-        result["tool_call_id"] = bounded_text(sent["tool_call_id"], f"{where}.tool_call_id", MAX_ID_CHARS)
-    for name in ("reasoning_content", "reasoning"):
+    for name in ("name", "tool_call_id"):
         if name in sent:
-            check_kind(f"{where}.{name}", sent[name], str)
-            result.setdefault("reasoning_content", sent[name])
-    if "tool_calls" in sent and (calls := _calls(sent["tool_calls"], f"{where}.tool_calls")):
-        result["tool_calls"] = calls
+            result[name] = sent[name]
+    reasoning = sent.get("reasoning_content", sent.get("reasoning"))
+    if reasoning is not None:
+        result["reasoning_content"] = reasoning
+    if calls := sent.get("tool_calls"):
+        result["tool_calls"] = [_call(call, f"{where}.tool_calls[{k}]") for k, call in enumerate(calls)]
     return result
 
 
-def _content(sent: Mapping[str, Any], where: str) -> str | list[dict[str, Any]] | None:
+def _content(content: Any, message: Mapping[str, Any], where: str) -> str | list[dict[str, Any]] | None:
     """A string, parts, or None where an assistant only called tools.
 
     Null is an empty text of a tool: agents send back what returned nothing.
     """
-    content = sent.get("content")
+    role = message["role"]
     if content is None:
-        may_be_null = sent["role"] == "assistant" and any(sent.get(name) for name in _INSTEAD_OF_CONTENT)
-        if sent["role"] != "tool" and not may_be_null:
-            place = f"{where}.content"
-            raise BadRequest(f"{place} is required.", code="missing_parameter", param=place)
-        return None if sent.get("tool_calls") else ""
-    check_kind(f"{where}.content", content, str, list)
+        may_be_null = role == "assistant" and any(message.get(name) for name in _INSTEAD_OF_CONTENT)
+        if role != "tool" and not may_be_null:
+            raise missing(f"{where}.content")
+        return None if message.get("tool_calls") else ""
     if isinstance(content, str):
         return content
-    _check_length(f"{where}.content", content, MAX_PARTS, "parts")
-    role = sent["role"]
-    return [
-        _content_part(content_part, f"{where}.content[{j}]", role) for j, content_part in enumerate(content)
-    ]
+    return [_content_part(entry, f"{where}.content[{j}]", role) for j, entry in enumerate(content)]
 
 
-def _content_part(content_part: Any, where: str, role: str) -> dict[str, Any]:
-    check_kind(where, content_part, dict)
-    kind = content_part.get("type")
+def _content_part(sent: Any, where: str, role: str) -> dict[str, Any]:
+    check_kind(where, sent, dict)
+    kind = sent.get("type")
     check_kind(f"{where}.type", kind, str)
-    if kind == "text" or (kind == "refusal" and role == "assistant"):
-        sent = fields_of(content_part, where, {"type", kind} | ACCEPTED_OF_PART)
-        check_kind(f"{where}.{kind}", sent.get(kind), str)
-        return {"type": "text", "text": sent[kind]}
-    if kind == "image_url":
-        sent = fields_of(content_part, where, {"type", "image_url"} | ACCEPTED_OF_PART)
-        return {"type": "image_url", "image_url": _image(sent.get("image_url"), f"{where}.image_url")}
-    raise BadRequest(
-        f"{where} is a part of type {shown(kind)}; text and image_url parts are served. Remove it.",
-        code="unsupported_content",
-        param=where,
-    )
-
-
-def _image(image: Any, where: str) -> dict[str, str]:
-    check_kind(where, image, dict)
-    sent = fields_of(image, where, {"url", "detail"} | ACCEPTED_OF_IMAGE)
-    check_kind(f"{where}.url", sent.get("url"), str)
-    result = {"url": sent["url"]}
-    if "detail" in sent:
-        if sent["detail"] not in DETAILS:
-            raise BadRequest(
-                f"{where}.detail must be one of {', '.join(DETAILS)}, got {shown(sent['detail'])}.",
-                param=f"{where}.detail",
-            )
-        result["detail"] = sent["detail"]
-    return result
-
-
-def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    check_kind(where, calls, list)
-    _check_length(where, calls, MAX_TOOL_CALLS, "tool calls")
-    return [_call(call, f"{where}[{k}]") for k, call in enumerate(calls)]
+    if kind not in PARTS or (kind == "refusal" and role != "assistant"):
+        raise BadRequest(
+            f"{where} is a part of type {shown(kind)}; text and image_url parts are served. Remove it.",
+            code="unsupported_content",
+            param=where,
+        )
+    content = read(sent, where, PARTS[kind])[kind]
+    return {"type": kind, kind: content} if kind == "image_url" else {"type": "text", "text": content}
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
@@ -190,22 +184,8 @@ def _call(call: Any, where: str) -> dict[str, Any]:
             code="unsupported_content",
             param=where,
         )
-    sent = fields_of(call, where, {"id", "type", "function"} | ACCEPTED_OF_CALL)
-    result: dict[str, Any] = {}
-    if "id" in sent:
-        result["id"] = bounded_text(sent["id"], f"{where}.id", MAX_ID_CHARS)
-    return result | {"type": "function", "function": _function(sent.get("function"), f"{where}.function")}
-
-
-def _function(function: Any, where: str) -> dict[str, str]:
-    check_kind(where, function, dict)
-    sent = fields_of(function, where, {"name", "arguments"} | ACCEPTED_OF_FUNCTION)
-    if "arguments" in sent:
-        check_kind(f"{where}.arguments", sent["arguments"], str, dict)
-    name = bounded_text(sent.get("name"), f"{where}.name", MAX_NAME_CHARS)
-    return {"name": name, "arguments": arguments_text(sent.get("arguments"))}
-
-
-def _check_length(where: str, items: Sequence[Any], limit: int, noun: str) -> None:
-    if len(items) > limit:
-        raise BadRequest(f"{where} takes at most {limit} {noun}, got {len(items)}.", param=where)
+    sent = read(call, where, _CALL)
+    function = sent["function"]
+    own_id = {"id": sent["id"]} if "id" in sent else {}
+    arguments = arguments_text(function.get("arguments"))
+    return own_id | {"type": "function", "function": {"name": function["name"], "arguments": arguments}}

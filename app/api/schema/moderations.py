@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from app.api.schema.parameters import check_kind, quoted
+from app.api.schema.fields import TEXT, Field, check_kind, quoted, read, read_fields
 from app.api.schema.values import check_moderation_model
-from app.errors import BadRequest, unknown_parameter
+from app.errors import BadRequest
 from app.messages import content_text
 from app.safety import moderation
 
 MAX_INPUTS = 1_024
 MAX_CHARS = 1_000_000
 """Characters of all inputs together; a thread screens as many in some ten seconds."""
+FIELDS: Mapping[str, Field] = {
+    "input": Field((str, list), min_entries=1, max_entries=MAX_INPUTS),
+    "model": TEXT,
+}
 
 
 def parse_moderation(body: Mapping[str, Any]) -> list[str]:
     """The texts to classify. Raises BadRequest, UnknownModel, UnsupportedParameter naming the place."""
-    values = {name: value for name, value in body.items() if value is not None}
-    for name in values.keys() - {"input", "model"}:
-        raise unknown_parameter(name, quoted(name))
+    values = read_fields(body, "", FIELDS, ("input",))
     check_moderation_model(values.get("model", moderation.MODEL), "model")
-    if "input" not in values:
-        raise BadRequest("input is required.", code="missing_parameter", param="input")
     texts = _texts(values["input"])
     total = sum(map(len, texts))
     if total > MAX_CHARS:
@@ -36,20 +36,13 @@ def parse_moderation(body: Mapping[str, Any]) -> list[str]:
 
 def _texts(values: Any) -> list[str]:
     """A string, an array of them, or the parts of one message, which are one text."""
-    check_kind("input", values, str, list)
     if isinstance(values, str):
         return [values]
-    if not values:
-        raise BadRequest("input must hold at least one text.", param="input")
-    if len(values) > MAX_INPUTS:
-        raise BadRequest(f"input takes at most {MAX_INPUTS:,} entries, got {len(values):,}.", param="input")
     if isinstance(values[0], dict):
         for i, content_part in enumerate(values):
             _check_part(f"input[{i}]", content_part)
         return [content_text(values)]
-    for i, text in enumerate(values):
-        check_kind(f"input[{i}]", text, str)
-    return list(values)
+    return [read(text, f"input[{i}]", TEXT) for i, text in enumerate(values)]
 
 
 def _check_part(where: str, content_part: Any) -> None:

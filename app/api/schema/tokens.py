@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.api.schema.parameters import check_kind, quoted
-from app.errors import BadRequest, UnsupportedParameter, unknown_parameter
+from app.api.schema.fields import ARRAY, BOOL, TEXT, Field, check_kind, check_size, read_fields
+from app.api.schema.parameters import PARAMETERS
+from app.errors import BadRequest, UnsupportedParameter
 
 MAX_TEXTS = 1_024
 """Texts, or lists of ids, of one request."""
@@ -22,12 +23,20 @@ ASKS_NOTHING: Mapping[str, bool] = {
     "with_pieces": False,
 }
 """Parameters of vLLM's and llama.cpp's that are taken with this value only."""
-_LLAMA_CPP: Mapping[str, str] = {"content": "prompt", "add_special": "add_special_tokens"}
+LLAMA_CPP: Mapping[str, str] = {"content": "prompt", "add_special": "add_special_tokens"}
 """Its names for parameters of `/tokenize`."""
-_OF_TOKENIZE = frozenset(
-    {"model", "prompt", "messages", "add_special_tokens", *_LLAMA_CPP, *ASKS_NOTHING, *TEMPLATE}
-)
-_OF_DETOKENIZE = frozenset({"model", "tokens", "skip_special_tokens"})
+_TEXTS = Field((str, list), min_entries=1, max_entries=MAX_TEXTS, items=TEXT)
+TOKENIZE: Mapping[str, Field] = {
+    "model": TEXT,
+    "prompt": _TEXTS,
+    "content": _TEXTS,
+    "messages": PARAMETERS["messages"],
+    "add_special_tokens": BOOL,
+    "add_special": BOOL,
+    **dict.fromkeys(ASKS_NOTHING, BOOL),
+    **{name: PARAMETERS[name] for name in TEMPLATE},
+}
+DETOKENIZE: Mapping[str, Field] = {"model": TEXT, "tokens": ARRAY, "skip_special_tokens": BOOL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +62,8 @@ class DetokenizeRequest:
 
 def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
     """The request. Raises BadRequest and UnsupportedParameter, naming the parameter as it was sent."""
-    values = _sent(body, _OF_TOKENIZE)
-    spelled = {ours: theirs for theirs, ours in _LLAMA_CPP.items() if theirs in values}
+    values = read_fields(body, "", TOKENIZE)
+    spelled = {ours: theirs for theirs, ours in LLAMA_CPP.items() if theirs in values}
     for ours, theirs in spelled.items():
         if ours in values:
             raise BadRequest(f"{theirs} means the same as {ours}; send one of them.", param=theirs)
@@ -72,8 +81,6 @@ def _tokenize_request(values: Mapping[str, Any]) -> TokenizeRequest:
     if ("prompt" in values) == ("messages" in values):
         raise BadRequest("Send either prompt or messages.", code="missing_parameter", param="prompt")
     messages = values.get("messages")
-    if messages is not None:
-        check_kind("messages", messages, list)
     for name, passes in ASKS_NOTHING.items():
         if name in values and values[name] is not passes:
             raise UnsupportedParameter(f"{name}: only {str(passes).lower()} is served.", param=name)
@@ -81,30 +88,26 @@ def _tokenize_request(values: Mapping[str, Any]) -> TokenizeRequest:
     if template and messages is None:
         raise BadRequest(f"{next(iter(template))} needs messages.", param=next(iter(template)))
     add = values.get("add_special_tokens", messages is None)
-    check_kind("add_special_tokens", add, bool)
     if messages is not None and add:
         raise UnsupportedParameter(
             "add_special_tokens: the template writes those of messages; remove it.",
             param="add_special_tokens",
         )
-    return TokenizeRequest(values.get("model"), _texts(values.get("prompt", "")), messages, template, add)
+    return TokenizeRequest(
+        values.get("model"), _checked_texts(values.get("prompt", "")), messages, template, add
+    )
 
 
 def parse_detokenize(body: Mapping[str, Any]) -> DetokenizeRequest:
     """The request. Raises BadRequest and UnsupportedParameter, naming the parameter."""
-    values = _sent(body, _OF_DETOKENIZE)
-    if "tokens" not in values:
-        raise BadRequest("tokens is required.", code="missing_parameter", param="tokens")
+    values = read_fields(body, "", DETOKENIZE, ("tokens",))
     tokens = values["tokens"]
-    check_kind("tokens", tokens, list)
-    skip = values.get("skip_special_tokens", False)
-    check_kind("skip_special_tokens", skip, bool)
     several = bool(tokens) and isinstance(tokens[0], list)
     lists = tokens if several else [tokens]
-    _check_count("tokens", lists)
+    check_size("tokens", len(lists), 1, MAX_TEXTS, "entries")
     for i, ids in enumerate(lists):
         check_token_ids(f"tokens[{i}]" if several else "tokens", ids)
-    return DetokenizeRequest(values.get("model"), lists, several, skip)
+    return DetokenizeRequest(values.get("model"), lists, several, values.get("skip_special_tokens", False))
 
 
 def check_token_ids(where: str, ids: Any) -> None:
@@ -116,32 +119,12 @@ def check_token_ids(where: str, ids: Any) -> None:
     raise BadRequest(f"{where}[{index}] is no token id.", code="invalid_type", param=f"{where}[{index}]")
 
 
-def _sent(body: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """The fields that are not null. Raises UnsupportedParameter for one that is none of `names`."""
-    values = {name: value for name, value in body.items() if value is not None}
-    for name in values.keys() - names:
-        raise unknown_parameter(name, quoted(name))
-    if "model" in values:
-        check_kind("model", values["model"], str)
-    return values
-
-
-def _texts(prompt: Any) -> str | Sequence[str]:
-    check_kind("prompt", prompt, str, list)
-    if not isinstance(prompt, str):
-        _check_count("prompt", prompt)
-        for i, text in enumerate(prompt):
-            check_kind(f"prompt[{i}]", text, str)
+def _checked_texts(prompt: str | Sequence[str]) -> str | Sequence[str]:
+    """The texts. Raises BadRequest for too many characters together."""
     num_chars = len(prompt) if isinstance(prompt, str) else sum(map(len, prompt))
     if num_chars > MAX_CHARS:
         raise BadRequest(
             f"prompt has {num_chars:,} characters, and {MAX_CHARS:,} are taken at most; send several.",
             param="prompt",
         )
-    texts: str | Sequence[str] = prompt
-    return texts
-
-
-def _check_count(name: str, items: Sequence[Any]) -> None:
-    if not 0 < len(items) <= MAX_TEXTS:
-        raise BadRequest(f"{name} takes 1 to {MAX_TEXTS:,} entries, got {len(items):,}.", param=name)
+    return prompt

@@ -5,15 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.api.schema.fields import bounded_text, fields_of, optional, required, shown
-from app.api.schema.parameters import check_kind
+from app.api.schema.fields import ARRAY, BOOL, OBJECT, TEXT, Field, check_kind, dropped, read, shown
 from app.errors import BadRequest, UnsupportedParameter
 from app.messages import MAX_NAME_CHARS
 
 CHOICES = ("none", "auto", "required")
-ACCEPTED_OF_TOOL = frozenset({"cache_control"})
-"""Fields of a tool or of its function that are taken and dropped: Anthropic's, set whatever the server."""
-_CHOICE = "tool_choice"
+_NAME = Field((str,), max_chars=MAX_NAME_CHARS)
+_CACHE_CONTROL = dropped(("cache_control",))
+"""Anthropic's, set whatever the server."""
+_FUNCTION: Mapping[str, Field] = {
+    "name": _NAME,
+    "description": TEXT,
+    "parameters": OBJECT,
+    "strict": BOOL,
+    "defer_loading": BOOL,
+    **_CACHE_CONTROL,
+}
+TOOL = Field(
+    (dict,),
+    fields={
+        "type": Field((str,), choices=("function",)),
+        "function": Field((dict,), fields=_FUNCTION, required=("name",)),
+        "defer_loading": BOOL,
+        **_CACHE_CONTROL,
+    },
+    required=("function",),
+)
+_NAMED = Field((dict,), fields={"name": _NAME}, required=("name",))
+_CHOICE = Field((dict,), fields={"type": TEXT, "function": _NAMED}, required=("function",))
+"""A choice of one function, and an entry of `allowed_tools`."""
+_ALLOWED = Field(
+    (dict,),
+    fields={"mode": Field((str,), choices=("auto", "required")), "tools": ARRAY},
+    required=("tools",),
+)
+_ALLOWED_CHOICE = Field(
+    (dict,), fields={"type": TEXT, "allowed_tools": _ALLOWED}, required=("allowed_tools",)
+)
 
 
 def normalized_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
@@ -29,22 +57,7 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
             f"{where}: tools of type {shown(kind)} are not served; describe a function.",
             param=f"{where}.type",
         )
-    check_kind(f"{where}.function", tool.get("function"), dict)
-    sent = fields_of(tool, where, {"type", "function", "defer_loading"} | ACCEPTED_OF_TOOL)
-    function = _function(sent["function"], f"{where}.function")
-    return {"type": "function", "function": function, **optional(sent, "defer_loading", where, bool)}
-
-
-def _function(source: Any, where: str) -> dict[str, Any]:
-    names = {"name", "description", "parameters", "strict", "defer_loading"} | ACCEPTED_OF_TOOL
-    sent = fields_of(source, where, names)
-    return {
-        "name": bounded_text(required(sent, "name", where, str), f"{where}.name", MAX_NAME_CHARS),
-        **optional(sent, "description", where, str),
-        **optional(sent, "parameters", where, dict),
-        **optional(sent, "strict", where, bool),
-        **optional(sent, "defer_loading", where, bool),
-    }
+    return {"type": "function", **read(tool, where, TOOL)}
 
 
 def chosen(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[Any, Sequence[Mapping[str, Any]]]:
@@ -55,20 +68,22 @@ def chosen(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[Any, Sequen
     if isinstance(choice, str):
         if choice not in CHOICES:
             raise BadRequest(
-                f"{_CHOICE} must be one of {', '.join(CHOICES)}, or name a function; got {shown(choice)}.",
-                param=_CHOICE,
+                f"tool_choice must be one of {', '.join(CHOICES)}, or name a function; got {shown(choice)}.",
+                param="tool_choice",
             )
         if choice == "required":
-            _check_tools(tools)
+            _check_any(tools)
         return choice, tools
     kind = choice.get("type", "function")
     if kind == "allowed_tools":
         return _allowed(choice, tools)
     if kind != "function":
         raise UnsupportedParameter(
-            f"{_CHOICE}.type must be function or allowed_tools, got {shown(kind)}.", param=f"{_CHOICE}.type"
+            f"tool_choice.type must be function or allowed_tools, got {shown(kind)}.",
+            param="tool_choice.type",
         )
-    return {"type": "function", "function": {"name": _named(choice, _CHOICE, tools)}}, tools
+    name = _named(read(choice, "tool_choice", _CHOICE), "tool_choice", tools)
+    return {"type": "function", "function": {"name": name}}, tools
 
 
 def is_forced(choice: Any) -> bool:
@@ -80,33 +95,29 @@ def _allowed(
     choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
 ) -> tuple[str, Sequence[Mapping[str, Any]]]:
     """OpenAI's choice among some of the tools: the model sees those alone."""
-    where = f"{_CHOICE}.allowed_tools"
-    outer = fields_of(choice, _CHOICE, {"type", "allowed_tools"})
-    sent = fields_of(required(outer, "allowed_tools", _CHOICE, dict), where, {"mode", "tools"})
-    mode = sent.get("mode", "auto")
-    if mode not in ("auto", "required"):
-        raise BadRequest(f"{where}.mode must be auto or required, got {shown(mode)}.", param=f"{where}.mode")
-    entries = required(sent, "tools", where, list)
-    names = {_named(entry, f"{where}.tools[{i}]", tools) for i, entry in enumerate(entries)}
+    sent = read(choice, "tool_choice", _ALLOWED_CHOICE)["allowed_tools"]
+    where = "tool_choice.allowed_tools.tools"
+    names = set()
+    for i, entry in enumerate(sent["tools"]):
+        names.add(_named(read(entry, f"{where}[{i}]", _CHOICE), f"{where}[{i}]", tools))
     allowed = [tool for tool in tools if tool["function"]["name"] in names]
+    mode = sent.get("mode", "auto")
     if mode == "required" and not allowed:
-        raise BadRequest(f"{where}.tools must name a tool.", param=f"{where}.tools")
+        raise BadRequest(f"{where} must name a tool.", param=where)
     return mode, allowed
 
 
-def _named(source: Any, where: str, tools: Sequence[Mapping[str, Any]]) -> str:
+def _named(choice: Mapping[str, Any], where: str, tools: Sequence[Mapping[str, Any]]) -> str:
     """The name of the function that a choice names. Raises BadRequest unless a tool has it."""
-    sent = fields_of(source, where, {"type", "function"})
-    function = fields_of(required(sent, "function", where, dict), f"{where}.function", {"name"})
-    name = bounded_text(
-        required(function, "name", f"{where}.function", str), f"{where}.function.name", MAX_NAME_CHARS
-    )
-    _check_tools(tools)
+    name: str = choice["function"]["name"]
+    _check_any(tools)
     if not any(tool["function"]["name"] == name for tool in tools):
         raise BadRequest(f"{where}: there is no function {shown(name)} in tools.", param=where)
     return name
 
 
-def _check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+def _check_any(tools: Sequence[Mapping[str, Any]]) -> None:
     if not tools:
-        raise BadRequest(f"{_CHOICE} requires a call, but there are no tools; send tools.", param=_CHOICE)
+        raise BadRequest(
+            "tool_choice requires a call, but there are no tools; send tools.", param="tool_choice"
+        )

@@ -36,6 +36,7 @@ _STEM = 5
 _STEM_SALT = 7
 _PLACES = (1 << BITS) - 1
 _SPACE = 32
+_exp = math.exp
 
 
 def _table() -> bytes:
@@ -53,7 +54,9 @@ _TABLE = _table()
 
 def plain_bytes(text: str) -> bytes:
     """A text in the form that is scored: bytes of words, and spaces."""
-    return (text if text.isascii() else folded(text)).encode("utf-8", "replace").translate(_TABLE)
+    if text.isascii():
+        return text.encode().translate(_TABLE)
+    return folded(text).encode("utf-8", "replace").translate(_TABLE)
 
 
 class Grams:
@@ -76,9 +79,9 @@ class Grams:
         places: list[int] = []
         crc = zlib.crc32
         for word in words:
-            pair = crc(word, self._last)
-            self._last = crc(word)
-            places += (self._last & _PLACES, pair & _PLACES, crc(word[:_STEM], _STEM_SALT) & _PLACES)
+            pair, last = crc(word, self._last), crc(word)
+            self._last = last
+            places += (last & _PLACES, pair & _PLACES, crc(word[:_STEM], _STEM_SALT) & _PLACES)
         return places
 
 
@@ -122,16 +125,16 @@ class Answer:
         weight, total = model.weight, max(self._sum, 0.0) - model.drift * len(places)
         for place in places:
             if place in seen:
-                total += REPEAT_WEIGHT * weight(place)
+                total += REPEAT_WEIGHT * weight[place]
             else:
                 seen.add(place)
-                total += weight(place)
+                total += weight[place]
         if len(seen) > _REMEMBERED:
             seen.clear()
         self._sum = total
-        self.logit = self._prior + model.logit(total)
-        self._now = _sigmoid(self.logit)
-        return self.logit
+        logit = self.logit = self._prior + (model.slope * total + model.intercept)
+        self._now = 1.0 / (1.0 + _exp(-logit)) if logit > -60.0 else 0.0
+        return logit
 
 
 class OutputModel:
@@ -149,13 +152,12 @@ class OutputModel:
         line: tuple[float, float],
         review_at: float = 1.0,
     ) -> None:
-        self._harm = array("f", harm.astype(np.float32).tobytes())
-        self.weight = self._harm.__getitem__
-        """The weight at a place."""
+        self.weight = array("f", harm.astype(np.float32).tobytes())
+        """The weight at each place."""
         self.drift = drift
         self.review_at = review_at
         """The score from which an answer is to be reviewed."""
-        self._slope, self._intercept = line
+        self.slope, self.intercept = line
 
     @classmethod
     def load(cls, path: Path) -> OutputModel:
@@ -171,10 +173,6 @@ class OutputModel:
     def start(self, prior: float) -> Answer:
         """A new answer, to a prompt of this harm."""
         return Answer(self, PRIOR * prior)
-
-    def logit(self, total: float) -> float:
-        """The logit of a stretch with this sum."""
-        return self._slope * total + self._intercept
 
 
 def _sigmoid(logit: float) -> float:

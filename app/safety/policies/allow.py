@@ -49,7 +49,6 @@ class Allow:
         self._today = today
 
     def entry(self, number: int) -> AllowEntry:
-        """The entry of a number from 1."""
         return self._entries[number - 1]
 
     def in_force(self) -> list[tuple[int, AllowEntry]]:

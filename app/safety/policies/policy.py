@@ -85,6 +85,11 @@ class Policy:
         self._limits: dict[tuple[Stage, int], list[Limit]] = {}
         self._answers = {watched: self._answer_limits(watched=watched) for watched in (False, True)}
         self._prompt_floors: dict[Stage, float] = {}
+        self._doubts = [
+            Limit("watch", calibration.at("ngrams", c, max(self._rules[c].watch_fpr, MIN_FPR)), c)
+            for c in CATEGORIES
+            if self._rules[c].action in {"block", "watch"}
+        ]
         self.answer_record_floor = self._record_floor("output")
         """The least harm of an answer on which any policy could act."""
         self.prompt_record_floor = self._record_floor("categories")
@@ -180,12 +185,7 @@ class Policy:
 
     def is_uncertain(self, scores: Scores) -> bool:
         """True if the n-grams would watch the prompt with the whole watch rate to spend."""
-        limits = [
-            Limit("watch", self._calibration.at("ngrams", c, max(self._rules[c].watch_fpr, MIN_FPR)), c)
-            for c in CATEGORIES
-            if self._rules[c].action in {"block", "watch"}
-        ]
-        return self._judge(scores, "ngrams", limits).watched
+        return bool(scores) and self._judge(scores, "ngrams", self._doubts).watched
 
     def judge_output(self, scores: Scores, *, watched: bool) -> Verdict:
         """The verdict on an answer with these scores: `block` halts it; `watched` is its prompt's."""

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.safety.categories import CATEGORIES, LOCKED
-from app.safety.policies.alignment import Alignment
 from app.safety.policies.allow import AllowEntry
+from app.safety.policies.policy_prompt import Alignment
 from app.safety.thresholds import ANSWER_FPR, BLOCK_FPR, MAX_FPR, WATCH_FPR, WATCHED_ANSWER_FPR
 from app.safety.verdict import Action
 from app.settings import SettingsError

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from app.safety.categories import BY_CODE, CATEGORIES, CODE_OF, LOCKED, code_of
-from app.safety.policies import alignment
-from app.safety.policies.alignment import VERSION, Alignment
+from app.safety.policies import policy_prompt
 from app.safety.policies.allow import MAX_ENTRIES, MAX_PHRASE_CHARS, MIN_PHRASE_CHARS, AllowEntry
 from app.safety.policies.policy_file import RATES, Images, Mode, PolicyError, PolicyFile, Rule
+from app.safety.policies.policy_prompt import VERSION, Alignment
 from app.safety.text.hard_list import HardList
 from app.safety.thresholds import MAX_FPR, MIN_FPR
 from app.safety.verdict import Action
@@ -103,7 +103,7 @@ class _RuleTable(_Table):
 class _AlignmentTable(_Table):
     """The words in front of a prompt."""
 
-    mode: alignment.Mode = _BUILT_IN_TEXTS.mode
+    mode: policy_prompt.Mode = _BUILT_IN_TEXTS.mode
     version: _Text = _BUILT_IN_TEXTS.version
     normal: _Text = _BUILT_IN_TEXTS.normal
     strict: _Text = _BUILT_IN_TEXTS.strict

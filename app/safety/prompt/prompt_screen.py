@@ -1,4 +1,4 @@
-"""The prompt screen: a fast look on the loop, a thorough one in a thread of its own.
+"""The prompt screen: a fast look on the loop, a thorough one in threads of its own.
 
 Every character is read. A long text is read in slices; its ends, where the request stands as a rule,
 are held to the policy's targets as they are, and the slices between them, the more there are the more
@@ -50,6 +50,8 @@ FAST_CHARS = 2 * SLICE_CHARS
 """Characters of a text that `ngram_verdict` reads whole; of a longer one, the first and last slice."""
 FAST_EARLIER = 3
 """Earlier turns without remembered scores that `ngram_verdict` scores; `full_verdict` scores all."""
+MIN_CORES_OF_TWO = 8
+"""Cores from which on two threads read prompts; on two cores the second takes time from tokens."""
 MAX_REMEMBERED_TURNS = 512
 """Earlier turns of which `ngram_verdict` looks up the remembered scores."""
 
@@ -66,7 +68,7 @@ class _SlicedScores(NamedTuple):
 
 
 class PromptScreen:
-    """Judges conversations. Construct once; `close()` ends its thread.
+    """Judges conversations. Construct once; `close()` ends its threads.
 
     A conversation is the messages that the model will see, or what was taken from a request to be read.
     Blocked turns are not in it: they are `strikes`, a number, and make the policy stricter. Failures are
@@ -79,6 +81,7 @@ class PromptScreen:
         counters: SafetyCounters,
         *,
         sure_below: float = 0.0,
+        threads: int = 1,
         timeout_s: float = ENCODER_TIMEOUT_S,
         wait_s: float = ENCODER_WAIT_S,
         fail_open: bool = False,
@@ -89,7 +92,7 @@ class PromptScreen:
         self._timeout_s = timeout_s
         self._wait_s = wait_s
         self._fail_open = fail_open
-        self._thread = OwnerThreads("prompt-screen", hangs_after_s=timeout_s)
+        self._thread = OwnerThreads("prompt-screen", threads, hangs_after_s=timeout_s)
         self._texts = TextScores(classifier, self._thread)
 
     def ngram_verdict(self, conversation: Conversation, policy: Policy, strikes: int = 0) -> Verdict:
@@ -299,6 +302,11 @@ class PromptScreen:
         if not passed:
             raise (ScreenBusy if busy else ScreenFailed) from exc
         return replace(policy.judge_prompt({}, stage), unread=True)
+
+
+def prompt_threads(cores: int) -> int:
+    """Threads that read prompts: two halve the wait in a burst, where there are cores beside the engine's."""
+    return 2 if cores >= MIN_CORES_OF_TWO else 1
 
 
 def ends(text: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from app.safety.counters import SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policies
 from app.safety.policies.policy_prompt import PolicyPrompt
-from app.safety.prompt.prompt_screen import PromptScreen
+from app.safety.prompt.prompt_screen import PromptScreen, prompt_threads
 from app.safety.prompt.remembered import Judged
 from app.safety.session.recorder import SafetyRecorder, submit_or_log
 from app.safety.session.session import SafetySession
@@ -45,7 +46,11 @@ class SafetyService:
         self.fail_open = settings.safety_fail_open
         self._second_stage = SecondStage(models.second_stage, counters)
         self.prompts = PromptScreen(
-            models.prompts, counters, sure_below=models.sure_below, fail_open=self.fail_open
+            models.prompts,
+            counters,
+            sure_below=models.sure_below,
+            threads=prompt_threads(len(os.sched_getaffinity(0))),
+            fail_open=self.fail_open,
         )
         self.streams = StreamScreen(models.answers, self._second_stage.review, counters.hold_back.observe)
         self.policies = Policies.of(settings, models.directory)

@@ -70,14 +70,19 @@ Raises ScreenFailed.
 """
 
 
+_PIECES = 16
+"""Texts that are joined at once: most answers are never reviewed, and many short texts take more memory."""
+
+
 class Excerpt:
     """The beginning and the end of a growing text. Reasoning does not count as its beginning."""
 
-    __slots__ = ("_newest", "_reasoning_chars", "opening")
+    __slots__ = ("_joined", "_pieces", "_reasoning_chars", "opening")
 
     def __init__(self) -> None:
         self.opening = ""
-        self._newest = ""
+        self._joined = ""
+        self._pieces: list[str] = []
         self._reasoning_chars = 0
         """Characters of the next text that are reasoning."""
 
@@ -95,20 +100,21 @@ class Excerpt:
             self.opening = (self.opening + text[self._reasoning_chars :])[:OPENING_CHARS]
         if self._reasoning_chars:
             self._reasoning_chars = max(0, self._reasoning_chars - len(text))
-        newest = self._newest + text
-        self._newest = newest if len(newest) < 2 * REVIEWED_CHARS else newest[-REVIEWED_CHARS:]
+        self._pieces.append(text)
+        if len(self._pieces) == _PIECES:
+            self._joined, self._pieces = self.ending, []
 
     @property
     def ending(self) -> str:
         """The last REVIEWED_CHARS."""
-        return self._newest[-REVIEWED_CHARS:]
+        return (self._joined + "".join(self._pieces))[-REVIEWED_CHARS:]
 
 
 class AnswerReview:
     """The scores of one choice by both stages, and what follows from them. Positions are in tokens from 1."""
 
     def __init__(self, classifier: AnswerClassifier, policy: Policy, prior: float, *, watched: bool) -> None:
-        self._answer = classifier.start(prior)
+        self._feed = classifier.start(prior).feed
         self._policy = policy
         self._prior = prior
         self._watched = watched
@@ -137,13 +143,13 @@ class AnswerReview:
         if not text:
             return False
         self.excerpt.add(text)
-        score = self._score = self._answer.feed(text)
+        score = self._score = self._feed(text)
         if score < self._review_at:
             self._hits, self._recheck_at = 0, self._review_at
             if not self._watched:
                 self._due_at_tokens = math.inf
         if score < self._doubt_at:
-            self.in_doubt, self.holdback_tokens, self.clean_until = False, self._holdback.base, tokens
+            self._set_clean(tokens)
         elif self._review_at <= score < self._recheck_at:  # reviewed already, and hardly higher since
             self._hits = 0
             self._set_clean(tokens)

@@ -60,20 +60,22 @@ class StreamTerms:
     watched: bool
     scores_wanted: bool
     """True if an answer is reviewed at its end in any case."""
-    held_s: Callable[[float], None]
+    held_s: Callable[[float, int], None]
     clock_s: Callable[[], float]
 
 
 class HeldDeltas:
     """The deltas of a choice that wait, in their order, and the counts of what was released."""
 
-    __slots__ = ("_terms", "_timed_s", "_timed_tokens", "queue", "released")
+    __slots__ = ("_at_once", "_terms", "_timed_s", "_timed_tokens", "queue", "released")
 
     def __init__(self, terms: StreamTerms) -> None:
         self._terms = terms
         self.queue: deque[tuple[Delta, int, Position]] = deque()
         """Each delta, its number of tokens, and how far the hard list had read then."""
         self.released = Counts()
+        self._at_once = 0
+        """Deltas that were released without being held, and not counted yet."""
         self._timed_tokens = -1
         """The token whose time is taken, a single one at a time; -1 for none."""
         self._timed_s = 0.0
@@ -83,13 +85,20 @@ class HeldDeltas:
         """The number of tokens that wait."""
         return self.queue[-1][1] - self.released.completion_tokens if self.queue else 0
 
-    def skip(self, delta: Delta) -> None:
-        """Note that a delta is released without being held."""
-        self.released = delta.counts
-        self._terms.held_s(0.0)
+    def skip(self, counts: Counts) -> None:
+        """Note that a delta with these counts is released without being held."""
+        self.released = counts
+        self._at_once += 1
+
+    def count_at_once(self) -> None:
+        """Count the deltas that were not held; a call for each would cost as much as the rest of its way."""
+        self._terms.held_s(0.0, self._at_once)
+        self._at_once = 0
 
     def append(self, delta: Delta, position: Position) -> None:
         """Hold a delta."""
+        if self._at_once:
+            self.count_at_once()
         tokens = delta.counts.completion_tokens
         self.queue.append((delta, tokens, position))
         if self._timed_tokens < 0:
@@ -107,12 +116,13 @@ class HeldDeltas:
         if out:
             self.released = out[-1].counts
             if 0 <= self._timed_tokens <= self.released.completion_tokens:
-                self._terms.held_s(self._terms.clock_s() - self._timed_s)
+                self._terms.held_s(self._terms.clock_s() - self._timed_s, 1)
                 self._timed_tokens = -1
         return out
 
     def drop(self) -> list[Delta]:
         """Take out all of it, which is not released."""
+        self.count_at_once()
         dropped = [delta for delta, _, _ in self.queue]
         self.queue.clear()
         return dropped
@@ -124,6 +134,8 @@ class ChoiceScreen:
     def __init__(self, terms: StreamTerms) -> None:
         self._terms = terms
         self._channel: tuple[str, int] | None = None
+        self._plain_channel: Channel | None = None
+        """The channel of deltas that need no look at `_channel`; None for tool calls."""
         self._spans = None if terms.hard_list is None else SpanReader(terms.hard_list, terms.match)
         self._unread = terms.continued
         """Text that the classifier has not read."""
@@ -141,19 +153,18 @@ class ChoiceScreen:
     def read(self, delta: Delta) -> StreamState:
         """Read a delta, and hold it unless it is CLEAR."""
         spans, review, held = self._spans, self.review, self.held
-        tokens, is_last = delta.counts.completion_tokens, delta.finish_reason is not None
-        channel = (delta.channel, 0 if delta.tool is None else delta.tool.index)
-        if channel != self._channel and (delta.text or delta.tool is not None):  # a last delta may be of any
-            self._switch_channel(channel, delta.channel)
+        _, channel, text, _, counts, finish_reason, _, tool, _ = delta
+        tokens, is_last = counts.completion_tokens, finish_reason is not None
+        if tool is not None or channel != self._plain_channel:
+            self._enter_channel(delta)
         if spans is not None and self._completes_span(spans, delta):
             review.hit_span(tokens, clean_until=self._tokens)
             self.verdict = self._terms.policy.halted()
             return self._hold(delta, HALTED)
-        text = delta.text
         if self._escape or "\\" in text or "&" in text:
             text, self._escape = unescape(self._escape + text)
-        if delta.tool is not None and delta.tool.name:
-            text = f"{delta.tool.name}\n{text}"
+        if tool is not None and tool.name:
+            text = f"{tool.name}\n{text}"
         text = self._unread + text
         holdback = self._holdback_tokens
         may_wait = holdback >= 2 * READ_AT_ONCE_TOKENS and not review.in_doubt and not is_last
@@ -164,13 +175,15 @@ class ChoiceScreen:
             is_due = review.read(text + self._escape if is_last else text, tokens)
             if is_due or (is_last and review.is_due_at_end(scores_wanted=self._terms.scores_wanted)):
                 return self._hold(delta, REVIEW)
-        self._holdback_tokens = max(review.holdback_tokens, holdback - (tokens - self._tokens))
+        if holdback or review.holdback_tokens:
+            holdback -= tokens - self._tokens
+            self._holdback_tokens = max(review.holdback_tokens, holdback)
         self._tokens = tokens
         if is_last or self._holdback_tokens or held.queue or (spans is not None and spans.has_begun):
             held.append(delta, EVERYWHERE if spans is None else spans.position)
             self.state = HELD
             return HELD
-        held.skip(delta)  # most tokens: nothing is held
+        held.skip(counts)  # most tokens: nothing is held
         self.state = CLEAR
         return CLEAR
 
@@ -179,11 +192,15 @@ class ChoiceScreen:
         self.state = state
         return state
 
-    def _switch_channel(self, channel: tuple[str, int], of_review: Channel) -> None:
+    def _enter_channel(self, delta: Delta) -> None:
+        channel = (delta.channel, 0 if delta.tool is None else delta.tool.index)
+        if channel == self._channel or not (delta.text or delta.tool is not None):
+            return  # a last delta may be of any
         if self._unread and self._channel is not None:
             self._unread += "\n"  # a word ends with its channel
         self._channel = channel
-        self.review.excerpt.switch_channel(of_review, len(self._unread))
+        self._plain_channel = None if channel[1] else delta.channel
+        self.review.excerpt.switch_channel(delta.channel, len(self._unread))
 
     def _completes_span(self, spans: SpanReader, delta: Delta) -> bool:
         """Read a delta for the hard list; returns True if a span is complete."""

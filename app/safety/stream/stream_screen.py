@@ -36,10 +36,10 @@ class StreamScreen:
         self,
         classifier: AnswerClassifier,
         review: Review,
-        held_s: Callable[[float], None] = lambda _seconds: None,
+        held_s: Callable[[float, int], None] = lambda _seconds, _deltas: None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`held_s` is called with the seconds for which tokens were held."""
+        """`held_s` is called with the seconds for which deltas were held, and their number."""
         self._classifier = classifier
         self._review = review
         self._held_s = held_s

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.api.http.layers import HELD_S
+from app.api.http.layers import REFUSAL_DELAY_S
 from app.api.routes.conversations import ConversationRoutes
 from app.core import KeyTerms
 from app.engine.scripted.engine import Script
@@ -385,12 +385,12 @@ async def test_a_flood_of_refusals_delays_and_displaces_nobody(serve: Serve, max
     ann, bob = await made(served, "ann"), await made(served, "bob")
     flooding = [asyncio.create_task(refusals(served, who)) for who in (ann, {}) for _ in range(12)]
     try:
-        await asyncio.sleep(2 * HELD_S)  # each has had its hundred, and the rest is held
+        await asyncio.sleep(2 * REFUSAL_DELAY_S)  # each has had its hundred, and the rest is held
         for _ in range(5):
             began_s = unhindered_s()
             answer = await served.call("GET", "/api/usage?month=none", **bob)
             assert answer.status == 400, answer.body
-            assert unhindered_s() - began_s < HELD_S
+            assert unhindered_s() - began_s < REFUSAL_DELAY_S
     finally:
         for task in flooding:
             task.cancel()

@@ -15,12 +15,12 @@ import orjson
 import pytest
 
 from app.store.database import FILE_NAME
-from app.store.schema import MIGRATIONS
+from app.store.schema import BEFORE_0_1, MIGRATIONS
 from tests.support.servers import Serve, Served, Spawn, chat
 from tests.support.sse_client import fetch
 
 PATH = "/api/conversations"
-OLD_SCHEMA = Path(__file__).parents[2] / "unit" / "store" / "schema_006.sql"
+OLD_SCHEMA = Path(__file__).parents[2] / "unit" / "store" / "schema_010.sql"
 LOOP = [
     {"role": "user", "content": "m", "id": "L", "parent_id": "L"},
     {"role": "user", "content": "go", "parent_id": "L"},
@@ -135,8 +135,8 @@ def old_store(data_dir: Path) -> None:
         c.executescript(OLD_SCHEMA.read_text("utf-8"))
         c.execute("INSERT INTO keys_version VALUES (0)")
         c.execute("INSERT INTO safety_secret VALUES (zeroblob(32))")
-        for migration in MIGRATIONS[:6]:
-            c.execute("INSERT INTO migrations VALUES (?, '2026-11-20 00:00:00')", (migration.name,))
+        for name in (*BEFORE_0_1, MIGRATIONS[0].name):
+            c.execute("INSERT INTO migrations VALUES (?, '2026-11-20 00:00:00')", (name,))
         c.execute(
             "INSERT INTO conversations (id, owner, title, model, created_at_us, updated_at_us)"
             " VALUES ('conv_old', 'local', 'old', 'scripted', 1, 1)"
@@ -174,18 +174,6 @@ async def test_a_store_of_the_previous_version_is_harmless(serve: Serve, tmp_pat
     await asked(
         served, [{"role": "user", "content": "go on"}], conversation_id="conv_old", parent_id=shown[-1]["id"]
     )
-
-
-async def test_what_older_versions_stored_beside_a_message_is_gone_after_the_start(
-    serve: Serve, tmp_path: Path
-):
-    """It is not read again with every turn."""
-    old_store(tmp_path)
-    served = await serve(data_dir=tmp_path)
-    [[largest_bytes]] = await served.runtime.database.read(
-        lambda c: c.execute("SELECT max(length(body)) FROM messages").fetchall()
-    )
-    assert largest_bytes < 1_000
 
 
 async def test_the_operators_export_of_a_hostile_store_ends(spawn: Spawn, tmp_path: Path):

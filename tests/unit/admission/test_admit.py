@@ -11,26 +11,34 @@ import pytest
 
 from app.admission.admit import Admission
 from app.admission.estimates import ThroughputProfile
-from app.admission.load_shedder import QueueBounds
 from app.admission.ticket import Ticket
 from app.core import ChatRequest, Counts, Delta, Health, Key, Prompt
 from app.errors import Cancelled, Draining, KeyOverloaded, Overloaded
-from tests.support.admissions import TUNING, Service, ServiceEngine, count_prompt, key_of, tenant_of
+from tests.support.admissions import (
+    TUNING,
+    Service,
+    ServiceEngine,
+    count_prompt,
+    key_of,
+    limits_of,
+    tenant_of,
+)
 
 
 class World:
     """An admission whose clock the test turns."""
 
-    def __init__(self, capacity: int = 1000, **bounds: Any) -> None:
+    def __init__(self, capacity: int = 1000, **limits: Any) -> None:
         self.now_s = 0.0
         self.number = 0
         self.abort_unread: Callable[[], str | None] = lambda: None
         self.engine = ServiceEngine(Service(capacity))
+        settings, tuning = limits_of(**limits)
         self.admission = Admission(
             self.engine,  # type: ignore[arg-type]
-            QueueBounds(**bounds),
+            settings,
             ThroughputProfile(None, TUNING),
-            TUNING,
+            tuning,
             count_prompt=count_prompt,
             clock_s=lambda: self.now_s,
             chance=lambda: 0.0,
@@ -168,7 +176,7 @@ async def test_a_cancelled_task_leaves_nothing(let_in: bool) -> None:
     with pytest.raises(asyncio.CancelledError):
         await second
     first.release()
-    assert world.admission.scheduler.kv_budget.num_reservations == 0
+    assert world.admission.scheduler.kv_budget.num_allocations == 0
     assert not world.admission.queue
 
 
@@ -192,7 +200,7 @@ async def test_one_key_fills_half_of_the_queue() -> None:
     world = World(
         max_queued_requests=10,
         max_queued_tokens=10**6,
-        deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6),
+        deadline_s=1e6,
     )
     flying = [await world.admit(900), await world.admit(50, "b")]
     tasks = [world.later(500) for _ in range(5)]
@@ -213,7 +221,7 @@ async def test_one_key_fills_half_of_the_queue() -> None:
 
 async def test_who_comes_back_when_told_has_its_place() -> None:
     """The retry slot goes before requests without one; too early it is none."""
-    world = World(max_queued_requests=4, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+    world = World(max_queued_requests=4, deadline_s=1e6)
     first = await world.admit(900)
     tasks = [world.later(500) for _ in range(2)]
     await settled(*tasks)
@@ -239,7 +247,7 @@ async def test_who_comes_back_when_told_has_its_place() -> None:
 @pytest.mark.parametrize("comes_back", [True, False])
 async def test_a_retry_slot_is_kept_where_nobody_waits_any_more(comes_back: bool) -> None:
     """Who comes when told counts as come, also when there is room at once; who does not, as missed."""
-    world = World(max_queued_requests=1, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+    world = World(max_queued_requests=1, deadline_s=1e6)
     flying = [await world.admit(900)]
     waiting = world.later(500)
     await settled(waiting)
@@ -263,7 +271,7 @@ async def test_a_retry_slot_is_kept_where_nobody_waits_any_more(comes_back: bool
 
 async def test_who_comes_back_for_a_shorter_answer_is_known_again() -> None:
     """Degraded mode may have cut `max_tokens` meanwhile: the retry slot is kept all the same."""
-    world = World(max_queued_requests=2, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+    world = World(max_queued_requests=2, deadline_s=1e6)
     first = await world.admit(900)
     waiting = world.later(500)
     await settled(waiting)
@@ -283,7 +291,7 @@ async def test_who_comes_back_for_a_shorter_answer_is_known_again() -> None:
 
 async def test_what_would_be_refused_is_refused_by_the_precheck() -> None:
     """Before it is rendered; who comes when told is let pass, and with nobody waiting so is everyone."""
-    world = World(max_queued_requests=1, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+    world = World(max_queued_requests=1, deadline_s=1e6)
     body = {"messages": [{"content": "a question"}]}
     request = ChatRequest("checked", "a", "m", body, 0, max_tokens=500)
     world.admission.precheck(request, key_of("a"))
@@ -350,7 +358,7 @@ async def test_streams_nobody_reads_end_first() -> None:
 
 async def test_a_shared_prompt_is_reserved_once() -> None:
     """Four requests with one prompt of 300 tokens fit where four prompts would not; images share nothing."""
-    world = World(deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+    world = World(deadline_s=1e6)
     body = {"messages": [], "ignore_eos": True}
 
     def ask(rid: str, space: str | None) -> asyncio.Task[Ticket]:
@@ -384,7 +392,7 @@ async def test_what_was_reserved_too_much_is_given_back() -> None:
 
 async def test_a_key_s_new_weight_holds_at_once() -> None:
     """Changed while it runs and waits: what is charged from then on counts by it, and nothing is left."""
-    world = World(deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+    world = World(deadline_s=1e6)
     first = await world.admit(600)
     second = world.later(500)
     await settled(second)
@@ -419,7 +427,7 @@ async def test_a_key_goes_to_another_tier_while_it_waits() -> None:
 
 async def test_the_estimate_of_a_prompt_learns_how_much_of_prompts_is_new() -> None:
     """Prompts that take a fraction of what their letters say make room for more of their kind."""
-    world = World(max_queued_tokens=2000, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+    world = World(max_queued_tokens=2000, deadline_s=1e6)
     first = await world.admit(900)
     tasks = [world.later(400)]
     await settled(*tasks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.admission import budget
-from app.admission.budget import KVPools, KVReservation, PrefixLocations
+from app.admission.budget import KVAllocation, KVPools, PrefixLocations
 from app.admission.estimates import LengthEstimate
 from app.core import EngineLoad
 from tests.support.admissions import TUNING
@@ -13,10 +13,10 @@ from tests.support.admissions import TUNING
 POOL = 10_000
 
 
-def request(first: int, prompt: int, answer: int = 10, space: str | None = "") -> KVReservation:
+def request(first: int, prompt: int, answer: int = 10, space: str | None = "") -> KVAllocation:
     """A prompt of ids that begin at `first`, and an answer of exactly that many tokens."""
     ids = list(range(first, first + prompt))
-    return KVReservation(ids, space, 1, answer, LengthEstimate(answer, 0))
+    return KVAllocation(ids, space, 1, answer, LengthEstimate(answer, 0))
 
 
 def pools(number: int = 2) -> KVPools:
@@ -26,11 +26,11 @@ def pools(number: int = 2) -> KVPools:
     return made
 
 
-def let_in(made: KVPools, reservation: KVReservation) -> int | None:
+def let_in(made: KVPools, allocation: KVAllocation) -> int | None:
     """The replica that a request is let in to; it fits."""
-    assert made.fits(reservation)
-    made.take(reservation)
-    return reservation.replica
+    assert made.fits(allocation)
+    made.take(allocation)
+    return allocation.replica
 
 
 def test_one_replica_is_not_chosen() -> None:
@@ -103,8 +103,8 @@ def test_new_conversations_spread() -> None:
     placed = []
     for number in range(40):
         ids = [*system, *range(10_000 * number, 10_000 * number + 90)]
-        reservation = KVReservation(ids, "", 1, 10, LengthEstimate(10, 0))
-        placed.append(let_in(made, reservation))
+        allocation = KVAllocation(ids, "", 1, 10, LengthEstimate(10, 0))
+        placed.append(let_in(made, allocation))
     assert 12 <= placed.count(1) <= 20
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.admission.estimates import Throughput
-from app.admission.load_shedder import LoadShedder, QueueBounds, RetrySlots
+from app.admission.load_shedder import LoadShedder, RetrySlots
 from app.admission.queue import FairQueue, Queued, Tenant
 from app.core import ChatRequest, Tier
 from app.errors import Overloaded
@@ -53,9 +53,9 @@ class World:
 
     def __post_init__(self) -> None:
         self.queue = self.scheduler.queue
-        bounds = QueueBounds(max_queued_tokens=self.max_queued_tokens, max_expected_s=self.max_expected_s)
+        settings = Settings(max_queued_tokens=self.max_queued_tokens, ttft_target_s=self.max_expected_s / 0.4)
         throughput = Throughput(RATE, self.now_s, TUNING, self.measured_s)
-        self.load_shedder = LoadShedder(bounds, self.queue, self.scheduler, throughput, lambda: 0.0, TUNING)
+        self.load_shedder = LoadShedder(settings, self.queue, self.scheduler, throughput, lambda: 0.0, TUNING)
 
     def ask(
         self,
@@ -231,9 +231,13 @@ def test_a_key_that_comes_late_has_its_share_of_every_second() -> None:
 
 def test_the_bounds_come_from_the_settings() -> None:
     """One setting for each tier's deadline; waiting is to take no more than a part of the TTFT target."""
-    bounds = QueueBounds.of(Settings(queue_batch_s=7.0, ttft_target_s=1.0), TUNING)
-    assert bounds.deadline_s == {"interactive": 5.0, "standard": 10.0, "batch": 7.0}
-    assert bounds.max_expected_s == 0.4
+    settings = Settings(queue_batch_s=8.0, queue_standard_s=1.0, ttft_target_s=1.0)
+    scheduler: Any = StubScheduler()
+    throughput = Throughput(RATE, 0.0, TUNING)
+    shedder = LoadShedder(settings, scheduler.queue, scheduler, throughput, lambda: 0.0, TUNING)
+    tiers: tuple[Tier, ...] = ("interactive", "standard", "batch")
+    tenants = [Tenant(tier, tier, 1.0, TUNING) for tier in tiers]
+    assert [shedder.max_wait_s(tenant) for tenant in tenants] == [0.4, 0.25, 2.0]
 
 
 def test_a_slot_is_kept_once_and_not_early() -> None:

@@ -43,7 +43,7 @@ def ticket(rid: str, n: int = 1, tokens: int = 100, name: str = "a", tenant: Ten
         on_progress=unused,
         on_release=unused,
     )
-    made.size(tokens - made.reservation.mean, 1_000_000)
+    made.size(tokens - made.allocation.mean, 1_000_000)
     return made
 
 

@@ -25,7 +25,7 @@ class Engine:
         while self.running < wanted and self.window.fits(self.running + 1, spare):
             self.running += 1
         if self.running < wanted:
-            self.window.hold_back()
+            self.window.mark_full()
         self.now_s += TUNING.decode_look_s
         self.window.observe_decode(32, 32 * (0.006 + 0.001 * self.running), self.running, self.now_s)
         return self.window.max_choices
@@ -58,7 +58,7 @@ def test_one_that_is_not_full_doubles_up_to_three_times_what_has_run() -> None:
     seen = []
     for second in range(5):
         assert not window.fits(101)
-        window.hold_back()
+        window.mark_full()
         window.observe_decode(100, 100 * 0.007, 1, float(second))
         seen.append(window.max_choices)
     assert seen[-1] == 3 * TUNING.decode_first_choices
@@ -70,7 +70,7 @@ def test_a_slowdown_is_of_the_least_that_was_measured() -> None:
     for second in range(10):
         window.observe_decode(100, 100 * 0.007, 1, float(second))
     for second in range(10, 20):
-        window.hold_back()
+        window.mark_full()
         window.observe_decode(100, 100 * 0.022, 8, float(second))
     assert window.max_choices < TUNING.decode_first_choices
     assert DecodeWindow(TUNING, slowdown=0.0).max_choices == math.inf
@@ -123,7 +123,7 @@ def test_it_widens_for_requests_of_several_choices() -> None:
     """Five a request: one runs and a second waits, though three places are free."""
     engine = Engine(0.02)
     assert not engine.window.fits(10)
-    engine.window.hold_back()
+    engine.window.mark_full()
     engine.window.observe_decode(32, 32 * 0.011, 5, 1.0)
     assert engine.window.fits(10)
 
@@ -159,7 +159,7 @@ def test_the_window_opens_while_first_tokens_come_in_time() -> None:
         let_in = []
         while prefill_window.fits(512):
             let_in.append(prefill_window.enter(512, 0.0))
-        prefill_window.hold_back()
+        prefill_window.mark_full()
         for queued_behind in let_in:
             prefill_window.started(512, 0.0, 0.5, queued_behind=queued_behind)
     assert prefill_window.window_tokens == 4 * TUNING.prefill_step_tokens
@@ -180,7 +180,7 @@ def test_the_pace_of_prefill_is_that_of_bursts() -> None:
             let_in = []
             while prefill_window.fits(512):
                 let_in.append(prefill_window.enter(512, now_s))
-            prefill_window.hold_back()
+            prefill_window.mark_full()
             for queued_behind in let_in:
                 prefill_window.started(512, now_s, now_s + 0.5, queued_behind=queued_behind)
             prefill_window.reset()

@@ -15,7 +15,7 @@ import pytest
 from app.cli.main import EXIT_USAGE, main, parser
 from app.core import Key, KeyTerms
 from app.store import keys
-from app.store.backup import opened
+from app.store.backup import transaction
 from app.store.opening import lock, note_models
 from tests.support.commands import without_store
 
@@ -40,7 +40,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 def stored(tmp_path: Path) -> list[Key]:
     """The keys that the store has."""
-    with opened(tmp_path / "data") as connection:
+    with transaction(tmp_path / "data") as connection:
         return keys.all_keys(connection)
 
 

@@ -18,7 +18,7 @@ from app.cli.main import EXIT_USAGE, main
 from app.cli.store import EXIT_PIPE
 from app.core import KeyTerms
 from app.store import keys, safety_records
-from app.store.backup import make_missing, opened
+from app.store.backup import make_missing, transaction
 from app.store.safety_records import SafetyRecord, Total
 from tests.support.commands import without_store
 
@@ -44,7 +44,7 @@ def key_id(tmp_path: Path) -> str:
     """A key of a store with four records of a hundred prompts, by shipped thresholds of any kind."""
     data = tmp_path / "data"
     make_missing(data)
-    with opened(data, write=True) as connection:
+    with transaction(data, write=True) as connection:
         key = keys.create(connection, KeyTerms("clinic"), 0).key
         record = SafetyRecord(
             at_us=0,
@@ -140,7 +140,7 @@ def test_a_report_as_json(run: Run, key_id: str):
 def test_many_values_are_cut(run: Run, key_id: str, tmp_path: Path):
     """To those with the most refusals; JSON has them all."""
     del key_id
-    with opened(tmp_path / "data", write=True) as connection:
+    with transaction(tmp_path / "data", write=True) as connection:
         totals = {Total(TODAY, f"tr-{n}", "prompt", "h", "0-99", "user", "latin"): 1 for n in range(30)}
         safety_records.add(connection, [], totals)
     out = run("--by", "key")[1]

@@ -201,7 +201,7 @@ def test_a_backup_is_the_store(run: Run, data_dir: Path, tmp_path: Path):
     assert (status, report["size_bytes"]) == (0, (restored / FILE_NAME).stat().st_size)
     assert [path.name for path in restored.iterdir()] == [FILE_NAME], "nothing else is left"
     assert (restored / FILE_NAME).stat().st_mode & 0o777 == 0o600
-    with beside.opened(restored) as copy, beside.opened(data_dir) as source:
+    with beside.transaction(restored) as copy, beside.transaction(data_dir) as source:
         rows = "SELECT * FROM requests"
         assert copy.execute(rows).fetchall() == source.execute(rows).fetchall() != []
 
@@ -233,7 +233,7 @@ class Busy:
 
 def test_a_backup_beside_a_busy_server_is_one_moment(data_dir: Path, tmp_path: Path):
     """What is written while pages are copied is not in the copy, and does not make it begin anew."""
-    with beside.opened(data_dir) as source, writing(data_dir) as server:
+    with beside.transaction(data_dir) as source, writing(data_dir) as server:
         busy = Busy(source, server)
         before = source.execute("SELECT count(*) FROM requests").fetchone()
         beside.backup(busy, tmp_path / "copy.db")
@@ -272,6 +272,6 @@ def test_a_failed_backup_leaves_nothing(data_dir: Path, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(beside, "_copy", broken)
     before = sorted(tmp_path.iterdir())
-    with beside.opened(data_dir) as source, pytest.raises(StoreRefused, match="disk is full"):
+    with beside.transaction(data_dir) as source, pytest.raises(StoreRefused, match="disk is full"):
         beside.backup(source, tmp_path / "copy.db")
     assert sorted(tmp_path.iterdir()) == before

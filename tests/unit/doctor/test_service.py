@@ -19,7 +19,7 @@ from app.core import KeyTerms
 from app.doctor import service
 from app.doctor.subject import GIB, ok
 from app.engine.sglang.args import BUILTIN_MODEL
-from app.store.backup import make_missing, opened
+from app.store.backup import make_missing, transaction
 from app.store.keys import create, revoke
 
 HOLD = (
@@ -233,11 +233,11 @@ def test_keys_that_name_what_is_not_there(fake: Any) -> None:
     assert service.keys(fake.subject).status == "not_applicable"
     folder = fake.settings["data_dir"]
     make_missing(folder)
-    with opened(folder, write=True) as c:
+    with transaction(folder, write=True) as c:
         revoked = create(c, KeyTerms("old", models=("gone",)), 1).key
         revoke(c, revoked.id, 2)
     assert service.keys(fake.subject) == ok("0 valid")
-    with opened(folder, write=True) as c:
+    with transaction(folder, write=True) as c:
         ids = [create(c, KeyTerms("new", models=(f"m{n}",)), 1).key.id for n in range(6)]
     finding = service.keys(fake.subject)
     assert finding.status == "warning"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from starlette.requests import Request
 
 from app.core import Key, KeyTerms
 from app.errors import BadRequest
@@ -13,12 +12,6 @@ from app.intake.head import may_resume
 
 ALWAYS = Key("tr-a", "ann", KeyTerms("ann", resume="always"), 0)
 ASKED = Key("tr-b", "bob", KeyTerms("bob"), 0)
-
-
-def request(headers: Mapping[str, str]) -> Request:
-    """A request with these headers."""
-    raw = [(name.encode(), text.encode()) for name, text in headers.items()]
-    return Request({"type": "http", "headers": raw, "query_string": b""})
 
 
 @pytest.mark.parametrize(
@@ -37,12 +30,12 @@ def request(headers: Mapping[str, str]) -> Request:
 )
 def test_signs_of_return(headers: Mapping[str, str], key: Key | None, expected: bool | None):
     """The header wins over all else; None is left to whether the answer is stored."""
-    assert may_resume(request(headers), key) is expected
+    assert may_resume(headers, key) is expected
 
 
 @pytest.mark.parametrize("sent", ["", "2", "yes", "1, 1"])
 def test_a_wrong_value_is_refused(sent: str):
     """By the header's name."""
     with pytest.raises(BadRequest, match="x-resume must be 1 or 0") as refused:
-        may_resume(request({"x-resume": sent}), None)
+        may_resume({"x-resume": sent}, None)
     assert refused.value.param == "x-resume"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import sqlite3
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import pytest
 
 from app.core import Counts, Delta, IdempotencyKey, Prompt
 from app.errors import EngineFailed, NotFound, StorageUnavailable
+from app.journal import entry as entry_module
 from app.journal import journal as journal_module
 from app.journal import reconcile as reconcile_module
 from app.journal import retention as retention_module
@@ -66,7 +68,7 @@ async def world(tmp_path: Path) -> AsyncIterator[Generations]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The journal's clock, and that of what it writes."""
     clock = Clock()
-    for module in (journal_module, reconcile_module, retention_module, settlement):
+    for module in (entry_module, journal_module, reconcile_module, retention_module, settlement):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -128,7 +130,7 @@ async def slices(world: Generations) -> list[bytes]:
 async def books_balance(world: Generations) -> bool:
     """Whether no request is open, and rows and daily sums say the same."""
     await world.committed()
-    return await world.database.read(lambda c: not ledger.open_requests(c) and not differences(c))
+    return await world.database.read(lambda c: not ledger.unsettled_requests(c) and not differences(c))
 
 
 # Reserving
@@ -195,6 +197,30 @@ async def test_reservation_lingers_for_at_most_half_the_time_that_the_last_ones_
 
 
 # Settling
+
+
+async def test_settlement_lingers_for_a_hundredth_of_its_request_at_most(
+    world: Generations, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    """The end of the stream waits with it: what a client feels of it is bounded, and so is the time."""
+    lingered: list[float] = []
+    submit = world.database.submit
+
+    def noted(unit: Any, *, linger_s: float = 0.0) -> asyncio.Future[Any]:
+        lingered.append(linger_s)
+        return submit(unit)
+
+    for number, lasted_s in enumerate((0.5, 60.0)):
+        running = await reserved(world, dataclasses.replace(asked(), request_id=f"chatcmpl-{number}"))
+        await running.entry.committed()
+        running.say("a")
+        running.finish()
+        clock.now_s += lasted_s
+        with monkeypatch.context() as patched:
+            patched.setattr(world.database, "submit", noted)
+            await world.journal.settle(running.entry, "stop")
+        running.stream.close()
+    assert lingered == pytest.approx([0.005, 0.02])
 
 
 async def test_settlement_is_written_once_and_reported_once(tmp_path: Path):

@@ -69,7 +69,7 @@ async def test_keys_without_a_budget_are_not_looked_at(database: Database) -> No
     budgets = Budgets(database, Limiter(), Calendar())
     assert await budgets.check(None, "r") is None
     assert await budgets.check(key(None), "r") is None
-    budgets.settled("ann", NOVEMBER, "r", 5)
+    budgets.add_bill("ann", NOVEMBER, "r", 5)
     assert not budgets._owners
 
 
@@ -82,9 +82,9 @@ async def test_what_runs_counts_once(database: Database) -> None:
     assert allowance.note_usage(Usage(2, 6), DOLLAR_A_TOKEN)
     with pytest.raises(QuotaExceeded):
         await budgets.check(key(20), "two")
-    budgets.settled("ann", NOVEMBER, "one", 6_000_000)
+    budgets.add_bill("ann", NOVEMBER, "one", 6_000_000)
     assert await budgets.check(key(20), "two") is not None
-    budgets.settled("ann", NOVEMBER, "of a key without a budget", 2_000_000)
+    budgets.add_bill("ann", NOVEMBER, "of a key without a budget", 2_000_000)
     with pytest.raises(QuotaExceeded):
         await budgets.check(key(20), "two")
 
@@ -97,7 +97,7 @@ async def test_a_new_month_begins_at_its_own_cost(database: Database) -> None:
         await budgets.check(key(12), "r")
     calendar.today = date(2021, 12, 1)
     assert await budgets.check(key(12), "r") is not None
-    budgets.settled("ann", NOVEMBER, "late", 50_000_000)
+    budgets.add_bill("ann", NOVEMBER, "late", 50_000_000)
     assert await budgets.check(key(12), "r") is not None
 
 
@@ -108,7 +108,7 @@ async def test_what_settles_around_the_first_look_counts_once(database: Database
     def settle(request_id: str) -> asyncio.Future[Any]:
         fields: dict[str, Any] = {"created_at_us": at("2021-11-21"), "owner": "ann", "price": DOLLAR_A_TOKEN}
         done = database.submit(lambda c: settled(c, Usage(3, 0), **fields) and None)
-        done.add_done_callback(lambda _: budgets.settled("ann", NOVEMBER, request_id, 3_000_000))
+        done.add_done_callback(lambda _: budgets.add_bill("ann", NOVEMBER, request_id, 3_000_000))
         return done
 
     blocked = threading.Event()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.api.schema.wire import parse_chat_request
+from app.api.schema.chat_request import parse_chat_request
 from app.core import ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import BadRequest, RateLimited, TokensLimited
 from app.metering.limits import UNLIMITED, KeyLease, Lease, Limiter, duration_text
@@ -56,9 +56,9 @@ def taken(limiter: Limiter, key: Key | None, request: ChatRequest) -> Lease:
     """A lease as a request takes it: begun, and reserved once the body was read."""
     lease = limiter.begin(key)
     try:
-        lease.reserve(request)
+        lease.charge(request)
     except BaseException:
-        lease.settle({})
+        lease.release({})
         raise
     return lease
 
@@ -125,7 +125,7 @@ def test_an_answer_that_must_be_long_is_reserved_so(
 def test_the_expected_answer_follows_the_keys_own(limiter: Limiter) -> None:
     """A key with short answers reserves little for the next, another key is not touched by it."""
     for _ in range(40):
-        taken(limiter, key(tpm=10_000), asked()).settle({0: Counts(10, 20)})
+        taken(limiter, key(tpm=10_000), asked()).release({0: Counts(10, 20)})
     assert reserved(limiter, key(tpm=10_000), asked()).tokens == 10 + 21
     other = Key("tr-b", "bob", KeyTerms("bob", tpm=10_000), 0)
     assert reserved(limiter, other, asked()).tokens == 10 + 256
@@ -170,7 +170,7 @@ def test_retry_after_is_jittered_by_a_tenth_and_at_most_two_minutes(clock: Clock
         taken(limiter, key(rpm=1), asked())
         told.append(refusal(limiter, key(rpm=1), asked()).retry_after_s)
         lease = taken(limiter, key(tpm=100), asked())
-        lease.settle({0: Counts(10, 10_000)})
+        lease.release({0: Counts(10, 10_000)})
         assert refusal(limiter, key(tpm=100), asked()).retry_after_s == 120
     assert told == [60, 66]
 
@@ -183,8 +183,8 @@ def test_generations_at_once_are_limited(limiter: Limiter) -> None:
     error = refusal(limiter, limited, asked())
     assert (error.type, error.code) == ("requests", "rate_limit_exceeded")
     assert error.retry_after_s is not None
-    first.settle({})
-    first.settle({})
+    first.release({})
+    first.release({})
     taken(limiter, limited, asked())
     assert refusal(limiter, limited, asked()).code == "rate_limit_exceeded"
     assert limiter.refused["standard"]["streams"] == 2
@@ -208,7 +208,7 @@ def test_a_guess_makes_no_request_too_large(limiter: Limiter) -> None:
     assert lease.tokens == 200
     for choice in range(30):
         lease._usage.completion_tokens += choice * 1000
-    lease.settle({0: Counts(30, 5)})
+    lease.release({0: Counts(30, 5)})
     assert remaining(limiter, limited) == 165
 
 
@@ -230,7 +230,7 @@ def test_a_rendered_prompt_that_no_longer_fits_is_refused(limiter: Limiter) -> N
     with pytest.raises(TokensLimited) as caught:
         lease.correct(prompt(700))
     assert caught.value.retry_after_s == 60
-    lease.settle({})
+    lease.release({})
     assert (remaining(limiter, limited), remaining(limiter, limited, "requests")) == (1000 - 266, 8)
     lease = taken(limiter, limited, asked())
     with pytest.raises(TokensLimited, match="too large"):
@@ -241,9 +241,9 @@ def test_a_rendered_prompt_that_no_longer_fits_is_refused(limiter: Limiter) -> N
 def test_what_was_not_used_is_given_back(limiter: Limiter) -> None:
     """Settled is what was used; a request that failed before the engine used nothing."""
     limited = key(tpm=1000)
-    taken(limiter, limited, asked()).settle({0: Counts(12, 30), 1: Counts(12, 8)})
+    taken(limiter, limited, asked()).release({0: Counts(12, 30), 1: Counts(12, 8)})
     assert remaining(limiter, limited) == 950
-    taken(limiter, limited, asked()).settle({})
+    taken(limiter, limited, asked()).release({})
     assert remaining(limiter, limited) == 950
 
 
@@ -260,7 +260,7 @@ def test_a_request_that_never_began_counts_as_none(limiter: Limiter) -> None:
 def test_what_was_used_beyond_the_reservation_is_debt(limiter: Limiter, clock: Clock) -> None:
     """2,500 tokens on a limit of 1,000 keep the key out for two windows, and half of one is left then."""
     limited = key(tpm=1000)
-    taken(limiter, limited, asked(max_tokens=90)).settle({0: Counts(100, 2400)})
+    taken(limiter, limited, asked(max_tokens=90)).release({0: Counts(100, 2400)})
     assert remaining(limiter, limited) == 0
     clock.now_s += 59
     assert refusal(limiter, limited, asked()).retry_after_s is not None
@@ -302,7 +302,7 @@ def test_a_limit_that_was_lowered_holds_at_once(limiter: Limiter) -> None:
 def test_a_request_is_charged_before_its_body(limiter: Limiter) -> None:
     """Whatever becomes of it: a refused one is paid for, and the second is 429 before anything was read."""
     limited = key(rpm=1)
-    limiter.begin(limited).settle({})
+    limiter.begin(limited).release({})
     with pytest.raises(RateLimited, match="RPM"):
         limiter.begin(limited)
     assert not limiter.has_room(limited)
@@ -312,10 +312,10 @@ def test_a_body_that_is_read_has_a_place_among_the_generations(limiter: Limiter)
     """As one, until it is known how many choices it asks for."""
     limited = key(max_streams=3)
     reading = limiter.begin(limited)
-    limiter.begin(limited).reserve(asked(n=2))
+    limiter.begin(limited).charge(asked(n=2))
     with pytest.raises(RateLimited, match="3 generations at once and has 3"):
         limiter.begin(limited)
-    reading.settle({})
+    reading.release({})
     limiter.begin(limited)
 
 
@@ -324,7 +324,7 @@ def test_a_refusal_names_the_keys_answers_and_the_route_that_stops_one(limiter: 
     other, limited = Key("tr-b", "ann", KeyTerms("b", max_streams=9), 0), key(max_streams=6)
     limiter.resume(other, "chatcmpl-b", 1, {})
     leases = [limiter.resume(limited, f"cmpl-{number}", 1, {}) for number in range(7)]
-    leases[0].settle({})
+    leases[0].release({})
     with pytest.raises(RateLimited) as refused:
         limiter.begin(limited)
     assert refused.value.message == (
@@ -359,7 +359,7 @@ def refusal_of_places(limiter: Limiter, limited: Key, request: ChatRequest) -> R
     """The refusal of a request whose body has been read meanwhile."""
     lease = KeyLease(limiter, limited, limiter._usage_of(limited))
     with pytest.raises(RateLimited) as refused:
-        lease.reserve(request)
+        lease.charge(request)
     return refused.value
 
 
@@ -376,9 +376,9 @@ def test_end_of_a_lease_leaves_a_later_one_of_the_same_request(limiter: Limiter)
     """Two servers' worth of one answer may overlap: the refusal names it as long as one of them runs."""
     limited = key(max_streams=1)
     earlier, later = (limiter.resume(limited, "chatcmpl-1", 1, {}) for _ in range(2))
-    earlier.settle({})
+    earlier.release({})
     assert "has 1: chatcmpl-1." in refusal(limiter, limited, asked()).message
-    later.settle({})
+    later.release({})
     assert limiter.has_room(limited)
     assert not limiter._usage_of(limited).running
 
@@ -388,12 +388,12 @@ def test_a_request_for_no_answer_takes_no_place(limiter: Limiter) -> None:
     limited = key(max_streams=1, tpm=100)
     taken(limiter, limited, asked(max_tokens=20))
     lease = limiter.begin(limited, generates=False)
-    lease.reserve_tokens(50)
+    lease.charge_tokens(50)
     assert remaining(limiter, limited) == 20
     with pytest.raises(TokensLimited):
-        limiter.begin(limited, generates=False).reserve_tokens(50)
+        limiter.begin(limited, generates=False).charge_tokens(50)
     with pytest.raises(TokensLimited, match="too large"):
-        limiter.begin(limited, generates=False).reserve_tokens(101)
+        limiter.begin(limited, generates=False).charge_tokens(101)
     lease.withdraw()
     assert remaining(limiter, limited) == 70
 
@@ -407,7 +407,7 @@ def test_every_choice_is_a_generation(limiter: Limiter) -> None:
     lease = taken(limiter, limited, asked(n=2))
     taken(limiter, limited, asked(n=2))
     assert refusal(limiter, limited, asked(n=1)).retry_after_s is not None
-    lease.settle({})
+    lease.release({})
     assert refusal(limiter, limited, asked(n=3)).retry_after_s is not None
     error = refusal(limiter, limited, asked(n=128))
     assert (error.status, error.retry_after_s) == (429, None)
@@ -433,7 +433,7 @@ def test_one_request_uses_a_window_at_most(limiter: Limiter) -> None:
     lease.correct(prompt(40, max_tokens=50))
     assert made(lease, range(128), 50) == 960
     assert "1000 tokens" in lease.as_notice()["message"]
-    lease.settle({choice: Counts(40, 8 if choice < 64 else 7) for choice in range(128)})
+    lease.release({choice: Counts(40, 8 if choice < 64 else 7) for choice in range(128)})
     assert remaining(limiter, limited) == 0
     assert lease._usage.tokens.debt == 0
 
@@ -457,7 +457,7 @@ def test_an_answer_is_charged_as_it_grows(limiter: Limiter) -> None:
     assert made(lease, range(1), 500) == 500
     assert 1000 - 510 - 64 <= remaining(limiter, limited) <= 1000 - 510
     assert refusal(limiter, limited, asked(480)).retry_after_s is not None
-    lease.settle({0: Counts(10, 500)})
+    lease.release({0: Counts(10, 500)})
     assert remaining(limiter, limited) == 490
 
 
@@ -480,7 +480,7 @@ def test_key_without_tokens_a_minute_ends_no_answer_and_reserves_no_tokens(limit
     """Its other limits hold."""
     lease = reserved(limiter, key(rpm=5), asked())
     assert not lease.metered
-    lease.reserve_tokens(1_000_000)
+    lease.charge_tokens(1_000_000)
     assert lease.tokens == 0
     assert not lease.on_delta(0, 1_000_000)
     lease.correct(Prompt(range(1_000_000), 10, None))
@@ -490,8 +490,8 @@ def test_key_without_tokens_a_minute_ends_no_answer_and_reserves_no_tokens(limit
 def test_request_of_a_key_without_limits_is_never_ended():
     """Nobody asks it for its reason."""
     assert not UNLIMITED.on_delta(0, 1_000_000)
-    UNLIMITED.reserve_tokens(1_000_000)
-    UNLIMITED.settle({})
+    UNLIMITED.charge_tokens(1_000_000)
+    UNLIMITED.release({})
     UNLIMITED.withdraw()
     with pytest.raises(NotImplementedError):
         UNLIMITED.as_notice()
@@ -506,14 +506,14 @@ def test_only_new_tokens_of_a_continued_answer_are_charged():
     for count in range(1, 101):
         assert not lease.on_delta(0, count)
     assert not lease.on_delta(1, 10)
-    lease.settle({0: Counts(500, 100), 1: Counts(500, 10)})
+    lease.release({0: Counts(500, 100), 1: Counts(500, 10)})
     assert limiter.headers(limited)["x-ratelimit-remaining-tokens"] == "940"
 
 
 def test_a_full_key_continues_what_was_admitted():
     """Its generations count against those that are to come."""
     limiter, limited = Limiter(lambda: 1000.0), key(max_streams=2, rpm=1)
-    limiter.begin(limited).settle({})
+    limiter.begin(limited).release({})
     lease = limiter.resume(limited, "chatcmpl-1", 2, {})
     assert not limiter.has_room(limited)
     lease.withdraw()

@@ -18,8 +18,8 @@ def test_a_value_counts_at_every_bound_it_does_not_exceed():
 def test_settlements_add_up():
     """Each count and the cost are sums, per model."""
     traffic = Traffic()
-    traffic.of("a").settled(Usage(1, 2, 3, 4, 5), 10)
-    traffic.of("a").settled(Usage(10, 20, 30, 40, 50), 100)
+    traffic.of("a").add_bill(Usage(1, 2, 3, 4, 5), 10)
+    traffic.of("a").add_bill(Usage(10, 20, 30, 40, 50), 100)
     assert traffic.of("a").usage == Usage(11, 22, 33, 44, 55)
     assert traffic.of("a").cost_micro_usd == 110
     assert traffic.of("b").usage == Usage()

@@ -37,7 +37,7 @@ class World:
             suspend=lambda error: self.done.append(f"suspended: {error.code}"),
         )
         lease: Any = SimpleNamespace(
-            settle=lambda _counts: self.done.append("lease"), withdraw=lambda: self.done.append("withdrawn")
+            release=lambda _counts: self.done.append("lease"), withdraw=lambda: self.done.append("withdrawn")
         )
         journal: Any = SimpleNamespace(settle_later=lambda _entry, finish: self.done.append(finish))
         suspensions: Any = SimpleNamespace(

@@ -252,6 +252,18 @@ def test_what_is_expected_is_what_requests_share() -> None:
     assert series.cached_tokens == series.expected_tokens > 600
 
 
+def test_two_kinds_of_requests_with_one_prompt_break_nothing() -> None:
+    """Each begins with words of its own and has a format of its own, which the template does not write."""
+    node = Node()
+    label = "Give the label of the text that follows, one of good, bad, mixed or none, and nothing else:"
+    names = "List all names of persons and places that stand in this letter, in the order in which they are:"
+    for number in range(6):
+        node.ask(user=f"{label} text {number}", response_format={"type": "json_object"})
+        node.ask(user=f"{label} text {number} again", response_format={"type": "json_object"})
+        node.ask(user=f"{names} letter {number}", response_format={"type": "text"})
+    assert not node.report.breaks.total()
+
+
 def test_an_edition_seen_before_is_expected_as_itself(node: Node) -> None:
     """Two tool lists by turns are cached both; only the first request with the second one broke."""
     for _ in range(4):

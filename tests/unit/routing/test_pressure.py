@@ -9,13 +9,20 @@ import pytest
 
 from app.admission.admit import Admission
 from app.admission.estimates import LengthHistogram, Throughput, ThroughputProfile
-from app.admission.load_shedder import QueueBounds
 from app.core import ChatRequest, Prompt, Tier
 from app.errors import KeyOverloaded, Overloaded
 from app.routing.pressure import pressure_of
-from tests.support.admissions import TUNING, Service, ServiceEngine, count_prompt, key_of, tenant_of
+from tests.support.admissions import (
+    TUNING,
+    Service,
+    ServiceEngine,
+    count_prompt,
+    key_of,
+    limits_of,
+    tenant_of,
+)
 
-BOUNDS = QueueBounds(deadline_s={"interactive": 8.0, "standard": 16.0, "batch": 160.0})
+SETTINGS, PATIENT = limits_of(queue_interactive_s=8.0, queue_standard_s=16.0, queue_batch_s=160.0)
 """Of a pool of 1,000 tokens that serves 125 a second, a standard key's line may have 500."""
 
 
@@ -32,9 +39,9 @@ class World:
         profile.observe("m", measured, LengthHistogram(TUNING), 0.0)
         self.admission = Admission(
             engine,  # type: ignore[arg-type]
-            BOUNDS,
+            SETTINGS,
             profile,
-            TUNING,
+            PATIENT,
             count_prompt=count_prompt,
             clock_s=lambda: self.now_s,
             chance=lambda: 0.0,

@@ -11,9 +11,10 @@ import pytest
 
 from app.store import backup as beside
 from app.store import conversation_list
-from app.store.backup import backup, connected, conversations, deleted_before, make_missing, opened
+from app.store.backup import backup, connected, conversations, make_missing, transaction
 from app.store.database import FILE_NAME
 from app.store.opening import StoreRefused, lock
+from app.store.purge import deleted_before
 from tests.support.conversing import Chats
 
 
@@ -33,10 +34,10 @@ def number_of(connection: sqlite3.Connection) -> int:
 def test_store_is_made_where_there_is_none_and_left_where_there_is_one(data_dir: Path):
     """As the server makes it: it can be opened, and only its user can read it."""
     assert (data_dir / FILE_NAME).stat().st_mode & 0o077 == 0
-    with opened(data_dir, write=True) as connection:
+    with transaction(data_dir, write=True) as connection:
         connection.execute("INSERT INTO safety_secret (key) VALUES (x'01')")
     make_missing(data_dir)
-    with opened(data_dir) as connection:
+    with transaction(data_dir) as connection:
         assert connection.execute("SELECT count(*) FROM safety_secret").fetchone()[0] >= 1
 
 
@@ -55,11 +56,11 @@ def test_store_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_transaction_is_committed_at_its_end(data_dir: Path):
     """And not before."""
-    with opened(data_dir, write=True) as writer:
+    with transaction(data_dir, write=True) as writer:
         writer.execute("PRAGMA application_id=7")
-        with opened(data_dir) as reader:
+        with transaction(data_dir) as reader:
             assert number_of(reader) == 0
-    with opened(data_dir) as reader:
+    with transaction(data_dir) as reader:
         assert number_of(reader) == 7
 
 
@@ -67,13 +68,13 @@ def test_transaction_is_undone_by_what_is_raised(data_dir: Path):
     """Nothing of it stays."""
 
     def broken() -> None:
-        with opened(data_dir, write=True) as writer:
+        with transaction(data_dir, write=True) as writer:
             writer.execute("PRAGMA application_id=7")
             raise KeyError
 
     with pytest.raises(KeyError):
         broken()
-    with opened(data_dir) as reader:
+    with transaction(data_dir) as reader:
         assert number_of(reader) == 0
 
 
@@ -86,14 +87,14 @@ def test_writer_beside_a_server_waits_longer_and_names_its_vacuum(
     monkeypatch.setattr(beside, "LOCK_TIMEOUT_S", 0.0)
     with closing(sqlite3.connect(data_dir / FILE_NAME, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")  # as VACUUM has it
-        with pytest.raises(StoreRefused, match="End that program"), opened(data_dir, write=True):
+        with pytest.raises(StoreRefused, match="End that program"), transaction(data_dir, write=True):
             pass
         with lock(data_dir):
-            with opened(data_dir) as reader:
+            with transaction(data_dir) as reader:
                 assert reader.execute("PRAGMA busy_timeout").fetchone() == (0,)
             with connected(data_dir, write=True) as writer:
                 assert writer.execute("PRAGMA busy_timeout").fetchone() == (250,)
-            with pytest.raises(StoreRefused) as refused, opened(data_dir, write=True):
+            with pytest.raises(StoreRefused) as refused, transaction(data_dir, write=True):
                 pass
     assert "VACUUM" in str(refused.value)
     assert "End that program" not in str(refused.value)
@@ -101,7 +102,7 @@ def test_writer_beside_a_server_waits_longer_and_names_its_vacuum(
 
 def test_reader_cannot_write(data_dir: Path):
     """A command that only looks changes nothing."""
-    with pytest.raises(StoreRefused, match="cannot be written"), opened(data_dir) as reader:
+    with pytest.raises(StoreRefused, match="cannot be written"), transaction(data_dir) as reader:
         reader.execute("DELETE FROM safety_secret")
 
 
@@ -114,7 +115,7 @@ def test_foreign_keys_hold_and_deleted_rows_are_zeroed(data_dir: Path):
 
 def test_directory_without_a_store_is_refused(tmp_path: Path):
     """The server makes it."""
-    with pytest.raises(StoreRefused, match="the server makes it when it first starts"), opened(tmp_path):
+    with pytest.raises(StoreRefused, match="the server makes it when it first starts"), transaction(tmp_path):
         pass
 
 
@@ -125,28 +126,28 @@ def test_directory_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: p
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "is_file", no_right)
-    with pytest.raises(StoreRefused, match="cannot be read: Permission denied"), opened(tmp_path):
+    with pytest.raises(StoreRefused, match="cannot be read: Permission denied"), transaction(tmp_path):
         pass
 
 
 def test_newer_store_is_refused(data_dir: Path):
     """Its schema is not known here."""
-    with opened(data_dir, write=True) as connection:
+    with transaction(data_dir, write=True) as connection:
         connection.execute("INSERT INTO migrations (name, applied_at) VALUES ('999_later', 0)")
     with (
         pytest.raises(StoreRefused, match=r"newer version \(it has 999_later\)"),
-        opened(data_dir, older=True),
+        transaction(data_dir, older=True),
     ):
         pass
 
 
 def test_older_store_is_refused_unless_that_is_allowed(data_dir: Path):
     """The server brings it up to date; a backup of it may be made before."""
-    with opened(data_dir, write=True) as connection:
+    with transaction(data_dir, write=True) as connection:
         connection.execute("DELETE FROM migrations WHERE name = (SELECT max(name) FROM migrations)")
-    with pytest.raises(StoreRefused, match="start the server once"), opened(data_dir):
+    with pytest.raises(StoreRefused, match="start the server once"), transaction(data_dir):
         pass
-    with opened(data_dir, older=True) as connection:
+    with transaction(data_dir, older=True) as connection:
         assert connection.in_transaction
 
 
@@ -159,16 +160,16 @@ def test_deleted_conversations_are_listed_once_they_are_due_and_answered():
     assert [i for i, _ in conversations(chats.c)] == ["conv_1", "conv_2", "conv_3", "conv_4"]
     for conversation_id, at_us in (("conv_1", 100), ("conv_2", 200), ("conv_4", 100)):
         conversation_list.delete(chats.c, "local", conversation_id, at_us)
-    assert deleted_before(chats.c, 200) == ["conv_1"]
+    assert deleted_before(chats.c, 200, "id") == ["conv_1"]
     assert conversations(chats.c) == [("conv_3", "local")]
 
 
 @pytest.fixture
 def source(data_dir: Path) -> Iterator[sqlite3.Connection]:
     """A snapshot of the store, in which the number is 7."""
-    with opened(data_dir, write=True) as connection:
+    with transaction(data_dir, write=True) as connection:
         connection.execute("PRAGMA application_id=7")
-    with opened(data_dir) as connection:
+    with transaction(data_dir) as connection:
         number_of(connection)
         yield connection
 
@@ -176,7 +177,7 @@ def source(data_dir: Path) -> Iterator[sqlite3.Connection]:
 def test_backup_is_the_snapshot(source: sqlite3.Connection, data_dir: Path, tmp_path: Path):
     """What is committed meanwhile is not in it; no other file is left."""
     source.execute("SELECT count(*) FROM requests").fetchone()
-    with opened(data_dir, write=True) as connection:
+    with transaction(data_dir, write=True) as connection:
         connection.execute("PRAGMA application_id=8")
     target = tmp_path / "backup.db"
     assert backup(source, target) == target.stat().st_size > 0
@@ -234,13 +235,13 @@ def test_backup_that_breaks_off_leaves_nothing(
 
 def test_backup_of_a_damaged_store_is_not_kept(data_dir: Path, tmp_path: Path):
     """It is checked before it gets its name."""
-    with opened(data_dir, write=True) as connection:
+    with transaction(data_dir, write=True) as connection:
         connection.execute("CREATE TABLE filler (text CHECK (text = 'right'))")
         connection.execute("INSERT INTO filler VALUES ('right')")
     with connected(data_dir, write=True) as connection:
         connection.execute("PRAGMA ignore_check_constraints=1")
         connection.execute("UPDATE filler SET text = 'wrong'")
-    with opened(data_dir) as connection:
+    with transaction(data_dir) as connection:
         connection.execute("SELECT count(*) FROM filler").fetchone()
         with pytest.raises(StoreRefused, match=r"The store is damaged \(.*\); no backup was written"):
             backup(connection, tmp_path / "backup.db")

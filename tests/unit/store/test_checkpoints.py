@@ -9,7 +9,7 @@ import pytest
 from app.core import Usage
 from app.store import checkpoints, events
 from app.store.checkpoints import Checkpoint
-from app.store.ledger import Settlement, open_requests, settle
+from app.store.ledger import Settlement, settle, unsettled_requests
 from tests.support.ledgers import empty_store, reserved
 
 
@@ -27,7 +27,7 @@ def test_each_request_gets_its_own_counts_and_segment(c: sqlite3.Connection):
         c, [Checkpoint(s, Usage(10, s, 1, 2, 3), 1, piece) for s, piece in zip(seqs, pieces, strict=True)]
     )
     assert [events.segments(c, seq) for seq in seqs] == [[piece] for piece in pieces]
-    assert [r.usage for r in open_requests(c)] == [Usage(10, seq, 1, 2, 3) for seq in seqs]
+    assert [r.usage for r in unsettled_requests(c)] == [Usage(10, seq, 1, 2, 3) for seq in seqs]
 
 
 def test_segments_follow_each_other(c: sqlite3.Connection):

@@ -489,6 +489,14 @@ async def test_a_second_unit_that_lingers_waits_no_longer_than_the_first(databas
     assert (await first, await second) == (1, 2)
 
 
+async def test_a_second_unit_that_lingers_less_takes_the_first_with_it(database: Database):
+    """It waits for nobody longer than it may."""
+    before = database.num_commits
+    first = database.submit(insert(1), linger_s=60.0)
+    second = database.submit(insert(2), linger_s=0.001)
+    assert (await second, await first, database.num_commits - before) == (2, 1, 1)
+
+
 async def test_a_store_that_is_closed_while_a_read_waits_is_not_read(tmp_path: Path):
     """All its readers were at work."""
     database = Database(tmp_path)

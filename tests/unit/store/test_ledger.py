@@ -10,7 +10,7 @@ import pytest
 from app.core import Usage
 from app.store.batch import commit_together
 from app.store.ledger import (
-    NotAllOpen,
+    AlreadySettled,
     Price,
     Reservation,
     Settlement,
@@ -19,9 +19,9 @@ from app.store.ledger import (
     completion_tokens_of,
     cost_micro_usd,
     day_of,
-    open_requests,
     reserve,
     settle,
+    unsettled_requests,
 )
 from app.store.schema import MIGRATIONS, migrate
 from tests.support.ledgers import at, checkpoint, empty_store, reserved, settled
@@ -80,7 +80,7 @@ def test_a_cost_is_never_negative(usage: Usage):
 def test_a_reservation_is_open(c: sqlite3.Connection):
     """A reserved row has its prompt's tokens and day, costs nothing, and is in no sum."""
     seq = reserved(c, request_id="chatcmpl-1", prompt_tokens=7)
-    assert [(r.seq, r.id, r.usage) for r in open_requests(c)] == [(seq, "chatcmpl-1", Usage(7))]
+    assert [(r.seq, r.id, r.usage) for r in unsettled_requests(c)] == [(seq, "chatcmpl-1", Usage(7))]
     assert row(c, seq, "state", "day", "cost_micro_usd", "outcome") == ("reserved", 20261120, 0, None)
     assert days(c) == []
 
@@ -97,7 +97,7 @@ def test_a_checkpoint_is_what_a_dead_process_leaves(c: sqlite3.Connection):
     seq = reserved(c)
     checkpoint(c, seq, Usage(10, 5))
     checkpoint(c, seq, USAGE)
-    assert [r.usage for r in open_requests(c)] == [USAGE]
+    assert [r.usage for r in unsettled_requests(c)] == [USAGE]
     assert days(c) == []
 
 
@@ -113,7 +113,7 @@ def test_settling_bills_the_row_and_its_day(c: sqlite3.Connection):
         0,
     )
     assert days(c) == [(20261120, 1, 20, COST)]
-    assert open_requests(c) == []
+    assert unsettled_requests(c) == []
 
 
 def test_settled_twice_is_billed_once(c: sqlite3.Connection):
@@ -235,13 +235,13 @@ def test_several_settle_at_once_as_each_would(c: sqlite3.Connection):
 def test_several_of_which_one_was_settled_are_refused_together(c: sqlite3.Connection):
     """So that each is then tried alone."""
     done, left = settled(c, USAGE), reserved(c)
-    with pytest.raises(NotAllOpen):
+    with pytest.raises(AlreadySettled):
         Settling.together(c, [Settling(billed(done)), Settling(billed(left))])
 
 
 def test_several_of_which_one_was_never_reserved_are_refused_together(c: sqlite3.Connection):
     """Its terms are not to be had."""
-    with pytest.raises(NotAllOpen):
+    with pytest.raises(AlreadySettled):
         Settling.together(c, [Settling(billed(reserved(c))), Settling(billed(99))])
 
 

@@ -125,6 +125,19 @@ async def test_a_newer_schema_is_refused(tmp_path: Path):
     assert path.read_bytes() == before
 
 
+async def test_a_schema_from_before_the_first_release_is_refused(tmp_path: Path):
+    """Its migrations are no longer known; version 0.1.0 has them. The file stays as it is."""
+    path = await filled(tmp_path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM migrations")
+        connection.execute("INSERT INTO migrations VALUES ('009_branch_indexes', datetime('now'))")
+    connection.close()
+    before = path.read_bytes()
+    message = await refusal(tmp_path)
+    assert message == f"{path} was written by a version before 0.1.0. Start version 0.1.0 on it once."
+    assert path.read_bytes() == before
+
+
 async def test_a_directory_that_is_a_file_is_refused(tmp_path: Path):
     """A file where the directory should be, or above it, is named as what is wrong."""
     (tmp_path / "data").write_text("")

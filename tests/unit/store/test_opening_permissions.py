@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.store.backup import backup, make_missing, opened
+from app.store.backup import backup, make_missing, transaction
 from app.store.database import FILE_NAME, Database
 
 
@@ -87,6 +87,6 @@ async def test_a_directory_with_other_files_stays_as_it_is(tmp_path: Path):
 def test_a_store_made_by_a_command_and_its_backup_are_its_users_alone(tmp_path: Path):
     """Without a server having run."""
     make_missing(tmp_path / "made")
-    with opened(tmp_path / "made") as connection:
+    with transaction(tmp_path / "made") as connection:
         backup(connection, tmp_path / "copy.db")
     assert mode(tmp_path / "made" / FILE_NAME) == mode(tmp_path / "copy.db") == 0o600

@@ -53,10 +53,10 @@ def test_a_suspended_request_is_found_with_all_that_it_takes(c: sqlite3.Connecti
 
 def test_an_open_request_is_suspended_or_left_by_a_crash(c: sqlite3.Connection, seq: int):
     """What is suspended is not settled at the start."""
-    assert [request.seq for request in ledger.open_requests(c)] == [seq]
+    assert [request.seq for request in ledger.unsettled_requests(c)] == [seq]
     suspended(c, seq)
-    assert ledger.open_requests(c) == []
-    assert ledger.open_request(c, seq) is not None
+    assert ledger.unsettled_requests(c) == []
+    assert ledger.unsettled_request(c, seq) is not None
 
 
 def test_a_request_is_taken_up_once(c: sqlite3.Connection, seq: int):
@@ -66,7 +66,7 @@ def test_a_request_is_taken_up_once(c: sqlite3.Connection, seq: int):
     assert not suspensions.take(c, seq)
     assert suspensions.load(c, "chatcmpl-1", "local") is None
     assert events.find_by_key(c, "local", "k") is None
-    assert [request.seq for request in ledger.open_requests(c)] == [seq]
+    assert [request.seq for request in ledger.unsettled_requests(c)] == [seq]
 
 
 def test_what_has_ended_or_was_deleted_is_not_suspended(c: sqlite3.Connection, seq: int):
@@ -76,7 +76,7 @@ def test_what_has_ended_or_was_deleted_is_not_suspended(c: sqlite3.Connection, s
     assert not suspensions.add(c, suspension)
     assert ledger.settle(c, Settlement(seq, Usage(), "stop", at("2026-11-20")))
     assert not suspensions.add(c, suspension)
-    assert ledger.open_request(c, seq) is None
+    assert ledger.unsettled_request(c, seq) is None
 
 
 @pytest.mark.parametrize("delete", [events.erase, events.forget])
@@ -87,7 +87,7 @@ def test_a_deleted_stream_takes_its_prompt_with_it(
     suspended(c, seq)
     delete(c, seq)
     assert suspensions.ids(c) == {}
-    assert ledger.open_request(c, seq) is not None
+    assert ledger.unsettled_request(c, seq) is not None
 
 
 def test_a_conversation_knows_its_suspended_answers(c: sqlite3.Connection):

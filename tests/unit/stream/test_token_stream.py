@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from app.core import ChatRequest, Counts, Delta, ToolCall
 from app.errors import Cancelled, EngineFailed, ReplayExpired, ReplayPositionUnknown
 from app.stream.reader import Reader
 from app.stream.ring import Ring
-from app.stream.token_stream import TokenStream, usage_of
+from app.stream.token_stream import Outbox, TokenStream, usage_of
 
 PING = b"ping"
 
@@ -60,6 +61,16 @@ class Client:
     def abort(self):
         """Note it."""
         self.aborted = True
+
+
+class GoneClient(Client):
+    """One whose connection fails once the stream is open."""
+
+    def write(self, *frames):
+        """Fail."""
+        if self.frames:
+            raise OSError("gone")
+        super().write(*frames)
 
 
 def make_stream(limit_bytes: int = 10**9) -> TokenStream:
@@ -185,23 +196,100 @@ async def test_positions_of_a_trimmed_stream():
         stream.whole()
 
 
-async def test_parked_reader_is_sent_to_at_once():
-    """To a reader that has everything, an event goes out within the append, without a task switch."""
+async def test_a_token_a_turn_is_a_frame_and_several_are_one():
+    """What is written in one turn of the loop is sent in the next: one frame, whatever was waiting."""
     stream = make_stream()
     stream.open(1)
     client = Client()
     following = follow(stream.attach(), client)
     await turns()
-    stream.append(delta("a"))
-    stream.append(delta("b"))
+    for piece in "ab":
+        stream.append(delta(piece))
+        await asyncio.sleep(0)
     assert client.frames == [b"1:Opened", b"2:a", b"3:b"]
+    for piece in "cde":
+        stream.append(delta(piece))
+    assert len(client.frames) == 3
+    await asyncio.sleep(0)
+    assert client.frames[3:] == [b"6:cde"]
     stream.close()
     await following
-    assert client.frames[-1] == b"4:Done"
+    assert client.frames[-1] == b"7:Done"
+
+
+async def test_a_token_of_each_choice_is_a_frame_each_in_one_write():
+    """Many clients read the first choice of a chunk alone. Only where a choice has several are all joined."""
+    stream = make_stream()
+    stream.open(2)
+    client = Client()
+    following = follow(stream.attach(), client)
+    await turns()
+    for choice in range(2):
+        stream.append(Delta(choice, "text", "a", (1,), Counts()))
+    await asyncio.sleep(0)
+    assert client.frames == [b"1:Opened", b"2:a", b"3:a"]
+    for choice in (0, 1, 0, 1):
+        stream.append(Delta(choice, "text", "b", (1,), Counts()))
+    await asyncio.sleep(0)
+    assert client.frames[3:] == [b"7:bb|bb"]
+    stream.close()
+    await following
+
+
+async def test_streams_that_share_an_outbox_are_sent_in_one_turn_with_one_write_each(monkeypatch):
+    """Five batches of an engine for a late loop: a write for each stream, and one wake-up for all."""
+    outbox, streams, clients, reading = Outbox(), [], [], []
+    for _ in range(64):
+        stream, client = make_stream(), Client()
+        stream.share_outbox(outbox)
+        stream.open(1)
+        reading.append(follow(stream.attach(), client))
+        streams.append(stream)
+        clients.append(client)
+    await turns()
+    loop, calls = asyncio.get_running_loop(), []
+    call_soon = loop.call_soon
+
+    def counted(*args: Any, **options: Any) -> asyncio.Handle:
+        calls.append(args)
+        return call_soon(*args, **options)
+
+    monkeypatch.setattr(loop, "call_soon", counted)
+    for piece in "abcde":
+        for stream in streams:
+            stream.append(delta(piece))
+    assert len(calls) == 1
+    await asyncio.sleep(0)
+    assert all(client.frames[1:] == [b"6:abcde"] for client in clients)
+    monkeypatch.undo()
+    for stream in streams:
+        stream.close()
+    await asyncio.gather(*reading)
+
+
+async def test_a_reader_that_cannot_send_stops_no_other_stream():
+    """The error is raised in its own task, and the other streams of the turn are sent."""
+    outbox = Outbox()
+    broken, whole = make_stream(), make_stream()
+    clients = GoneClient(), Client()
+    for stream in (broken, whole):
+        stream.share_outbox(outbox)
+        stream.open(1)
+    tasks = [follow(stream.attach(), client) for stream, client in zip((broken, whole), clients, strict=True)]
+    await turns()
+
+    for stream in (broken, whole):
+        stream.append(delta("a"))
+    await turns()
+    assert clients[1].frames[-1] == b"2:a"
+    with pytest.raises(OSError, match="gone"):
+        await tasks[0]
+    whole.close()
+    await tasks[1]
 
 
 async def test_lagging_reader_gets_one_frame_and_slows_nobody():
-    """While one client does not read, another gets every event; later it gets all in one frame."""
+    """While one client does not read, another gets every event; later it gets the rest in one frame."""
     stream = make_stream()
     stream.open(1)
     slow, fast = Client(), Client()
@@ -210,12 +298,13 @@ async def test_lagging_reader_gets_one_frame_and_slows_nobody():
     slow.reading.clear()
     for piece in "abcd":
         stream.append(delta(piece))
+        await turns()
     assert fast.frames == [b"1:Opened", b"2:a", b"3:b", b"4:c", b"5:d"]
     slow.reading.set()
     await turns()
     stream.close()
     await asyncio.gather(*tasks)
-    assert slow.frames == [b"1:Opened", b"5:abcd", b"6:Done"]
+    assert slow.frames == [b"1:Opened", b"2:a", b"5:bcd", b"6:Done"]
 
 
 async def test_reader_closed_while_it_lags_ends():

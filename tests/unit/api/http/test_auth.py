@@ -155,7 +155,7 @@ def test_admin_routes_are_for_admin_keys():
 )
 def test_open_mode_ends(keeper: Gatekeeper):
     """With the first key, revoked or not, a key of the settings, or another address, a key is needed."""
-    assert not keeper.open
+    assert not keeper.keyless
     with pytest.raises(Unauthorized) as error:
         keeper.caller(request(host="localhost"))
     assert error.value.code == "missing_api_key"
@@ -189,7 +189,7 @@ def test_nobody_is_let_in_before_the_store_is_read():
 )
 def test_local_requests_need_no_key(headers: dict[str, str]):
     """In open mode, requests that name this machine are let in."""
-    assert gate().open
+    assert gate().keyless
     assert gate().caller(request(**headers)) is LOCAL
 
 

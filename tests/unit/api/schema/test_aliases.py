@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from app.api.schema.aliases import translated
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.parameters import PARAMETERS
-from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest
 from app.errors import BadRequest
 

@@ -11,8 +11,7 @@ from openai.types.chat.chat_completion_message import Annotation, ChatCompletion
 from openai.types.chat.chat_completion_message_function_tool_call_param import Function
 from openai.types.chat.parsed_chat_completion import ParsedChatCompletionMessage
 
-from app.api.schema import messages as module
-from app.api.schema.messages import normalized
+from app.api.schema.messages import MESSAGES, normalized
 from app.api.schema.parameters import MAX_MESSAGES, MAX_REQUEST_CALLS
 from app.errors import BadRequest
 from app.messages import MAX_ID_CHARS, MAX_NAME_CHARS, MAX_PARTS, MAX_TOOL_CALLS
@@ -78,12 +77,12 @@ def test_every_key_of_the_sdk_is_taken(role: str):
         message = {"role": role, "content": "hi"} | {name: VALUES[name]}
         assert one(message)["role"] == role
         assert one({"role": role, "content": "hi"} | {name: None if name != "content" else "hi"})
-    assert hints.keys() - module._KEYS[role] == set()
+    assert hints.keys() - set(MESSAGES[role].fields) == set()
 
 
 def test_every_key_of_an_answer_is_taken():
     """What `model_dump()` of an answer has can be sent back."""
-    assert set(ChatCompletionMessage.model_fields) - module._KEYS["assistant"] == set()
+    assert set(ChatCompletionMessage.model_fields) - set(MESSAGES["assistant"].fields) == set()
     answer = ChatCompletionMessage(
         role="assistant",
         content="hi",
@@ -216,7 +215,7 @@ def test_parts_are_refused_by_name():
     place = "messages[0].content[0]"
     url = {"url": "data:,"}
     assert of_part(type="text", text="x", foo=1) == ("unknown_parameter", f"{place}.foo")
-    assert of_part(type="text") == ("invalid_type", f"{place}.text")
+    assert of_part(type="text") == ("missing_parameter", f"{place}.text")
     assert of_part(type="image_url", image_url="data:,") == ("invalid_type", f"{place}.image_url")
     for extra in ("content_hash", "max_dynamic_patch"):
         hostile = of_part(type="image_url", image_url=url | {extra: 1})
@@ -236,8 +235,8 @@ def test_calls_are_refused_by_name():
     assert of_call(foo=1) == ("unknown_parameter", f"{place}.foo")
     assert of_call(type="custom") == ("unsupported_content", place)
     assert of_call(type=[]) == ("unsupported_content", place)
-    assert of_call(function=None) == ("invalid_type", f"{place}.function")
-    assert of_call(function={"arguments": ""}) == ("invalid_type", f"{place}.function.name")
+    assert of_call(function=None) == ("missing_parameter", f"{place}.function")
+    assert of_call(function={"arguments": ""}) == ("missing_parameter", f"{place}.function.name")
     assert of_call(function={"name": "f", "foo": 1}) == ("unknown_parameter", f"{place}.function.foo")
     assert of_call(function={"name": "f", "arguments": 1}) == ("invalid_type", f"{place}.function.arguments")
     assert of_call(id="x" * (MAX_ID_CHARS + 1)) == ("invalid_value", f"{place}.id")

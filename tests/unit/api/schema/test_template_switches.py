@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.template_switches import SWITCHES
-from app.api.schema.wire import parse_chat_request
 from app.errors import BadRequest
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

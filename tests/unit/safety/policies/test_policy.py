@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from app.safety.categories import CATEGORIES
-from app.safety.policies.alignment import NORMAL, STRICT
 from app.safety.policies.calibration import CalibrationDamaged
 from app.safety.policies.policy import Policies
 from app.safety.policies.policy_file import PolicyError
+from app.safety.policies.policy_prompt import NORMAL, STRICT
 from tests.support.policies import PROMPTS, policy, write_models
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from app.safety.categories import CATEGORIES, CODE_OF, LOCKED
-from app.safety.policies.alignment import NORMAL, STRICT, VERSION
 from app.safety.policies.policy_file import PolicyError, PolicyFile, Rule, parse, read
+from app.safety.policies.policy_prompt import NORMAL, STRICT, VERSION
 
 
 def of(text: str) -> PolicyFile:

@@ -6,9 +6,9 @@ import pytest
 
 from app.core import SAFETY_LEVELS
 from app.safety.categories import CATEGORIES, LOCKED
-from app.safety.policies.alignment import STRICT
 from app.safety.policies.policy import Policies
 from app.safety.policies.policy_file import PolicyError, Rule
+from app.safety.policies.policy_prompt import STRICT
 from tests.support.policies import policy, write_models
 
 OBSERVE = {"mode": "observe"}

@@ -46,7 +46,7 @@ def choice(scores: Sequence[float], rules: Policy | None = None) -> ChoiceScreen
         prior=0.0,
         watched=False,
         scores_wanted=False,
-        held_s=lambda _seconds: None,
+        held_s=lambda _seconds, _deltas: None,
         clock_s=lambda: 0.0,
     )
     return ChoiceScreen(terms)

@@ -203,12 +203,27 @@ def test_choices_are_held_apart():
 def test_hold_back_is_measured():
     """Of one token at a time, from when it came until it went."""
     now, seconds = [0.0], []
-    one = screening(watched=True, held_s=seconds.append, clock_s=lambda: now[0])
+    one = screening(
+        watched=True, held_s=lambda s, deltas: seconds.extend([s] * deltas), clock_s=lambda: now[0]
+    )
     deltas = Deltas()
     for _ in range(90):
         fed(one, deltas("x "))
         now[0] += 0.5
     assert seconds == [6.0] * 6
+
+
+def test_deltas_that_are_not_held_are_counted_together():
+    """One call for all of them, at the latest with the last delta: none for each token."""
+    calls = []
+    one = screening(held_s=lambda s, deltas: calls.append((s, deltas)))
+    deltas = Deltas()
+    for _ in range(90):
+        assert len(fed(one, deltas("x "))) == 1
+    assert calls == []
+    fed(one, deltas("", tokens=0, finish="stop"))
+    assert calls[0] == (0.0, 90)
+    assert sum(number for _, number in calls) == 91
 
 
 def test_what_goes_out_is_what_came_in():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.benchmarks.starts import spread
+from scripts.benchmarks.serve import spread
 
 
 @pytest.mark.parametrize(

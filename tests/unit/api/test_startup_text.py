@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from app.api.first_screen import is_open, local_host, ready_text, tell_progress, url_of
+from app.api.startup_text import is_keyless, local_host, log_progress, ready_text, url_of
 from app.settings import Settings
 
 URL = "http://127.0.0.1:8000"
@@ -50,7 +50,7 @@ def test_a_server_that_needs_keys_says_so(case: dict[str, Any]) -> None:
 def test_a_server_without_keys_on_this_machine_asks_for_none() -> None:
     """The request has no key in it."""
     there = runtime()
-    assert is_open(there)
+    assert is_keyless(there)
     assert "Authorization" not in ready_text(there, URL)
 
 
@@ -80,8 +80,8 @@ async def test_a_start_tells_its_stages_until_it_is_over() -> None:
         return stages.pop(0) if stages else ""
 
     there.start_stage = stage
-    telling = asyncio.create_task(tell_progress(there, interval_s=0.001))
+    progress = asyncio.create_task(log_progress(there, interval_s=0.001))
     await over.wait()
-    telling.cancel()
+    progress.cancel()
     lines = [call.kwargs for call in there.log.info.call_args_list]
     assert lines[0] == {"stage": "importing", "elapsed_s": 0}

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.messages import ROLES
-from app.api.schema.parameters import PARAMETERS, treatment
-from app.api.schema.wire import parse_chat_request
+from app.api.schema.parameters import PARAMETERS
 from app.core import ChatRequest
 from app.errors import BadRequest, UnknownModel, UnsupportedParameter
 from app.intake.json_body import MAX_DEPTH, MAX_VALUES, count_values, parse_body
@@ -289,7 +289,7 @@ def test_what_is_harmless_is_taken_unless_the_operator_is_strict(name: str, valu
 
 def test_every_parameter_without_effect_is_tried():
     """The table and the test above know the same parameters."""
-    assert {name for name in PARAMETERS if treatment(name) == "ignored"} == set(HARMLESS)
+    assert {name for name in PARAMETERS if PARAMETERS[name].treatment == "ignored"} == set(HARMLESS)
 
 
 def test_a_strict_server_takes_what_has_an_effect_or_asks_for_nothing():

@@ -56,7 +56,7 @@ def command() -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-def is_open(runtime: Runtime) -> bool:
+def is_keyless(runtime: Runtime) -> bool:
     """True where requests need no key."""
     settings = runtime.settings
     return runtime.keys.empty and not settings.api_key and is_loopback(settings.host)
@@ -70,14 +70,14 @@ def ready_text(runtime: Runtime, url: str) -> str:
     return READY.format(
         url=url,
         model=model,
-        keys=OPEN if is_open(runtime) else NEEDED.format(command=command(), where=where),
+        keys=OPEN if is_keyless(runtime) else NEEDED.format(command=command(), where=where),
         data_dir=data_dir.absolute(),
-        authorization="" if is_open(runtime) else ' -H "Authorization: Bearer $KEY"',
+        authorization="" if is_keyless(runtime) else ' -H "Authorization: Bearer $KEY"',
         body=shlex.quote(json.dumps(body)),
     )
 
 
-async def tell_progress(runtime: Runtime, interval_s: float = PROGRESS_S) -> None:
+async def log_progress(runtime: Runtime, interval_s: float = PROGRESS_S) -> None:
     """Log what the start is doing, and for how long it has lasted, again and again until it is cancelled."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.api.schema.aliases import translated
+from app.api.schema.fields import check_kind, missing, quoted
 from app.api.schema.formats import answer_format
 from app.api.schema.messages import normalized
-from app.api.schema.parameters import PARAMETERS, check, check_kind, quoted
+from app.api.schema.parameters import PARAMETERS, check
 from app.api.schema.template_switches import check_template_switches
 from app.api.schema.tools import chosen, is_forced, normalized_tools
-from app.api.schema.values import check_moderation, check_values
+from app.api.schema.values import check_values
 from app.core import UNPLACED, ChatRequest, IdempotencyKey, Placement
 from app.errors import BadRequest
 from app.journal.history import new_conversation_id, new_message_id
@@ -37,9 +38,7 @@ def parse_chat_request(
     `strict` refuses parameters that have no effect. Raises BadRequest and UnsupportedParameter, naming
     the parameter.
     """
-    sent = {name: value for name, value in body.items() if value is not None}
-    for name, value in sent.items():
-        check(name, value, strict=strict)
+    sent = {name: check(name, value, strict=strict) for name, value in body.items() if value is not None}
     values, spelled = translated(sent)
     try:
         return _parsed(
@@ -61,19 +60,18 @@ def _parsed(values: dict[str, Any], **fields: Any) -> ChatRequest:
     """The request of parameters that have this server's names; `fields` are those of `ChatRequest`."""
     for required in ("model", "messages"):
         if required not in values:
-            raise BadRequest(f"{required} is required.", code="missing_parameter", param=required)
+            raise missing(required)
     for name in fields["spelled"]:
-        check(name, values[name])
+        values[name] = check(name, values[name])
     values["messages"] = normalized(values["messages"], may_be_empty="conversation_id" in values)
     include_usage, continuous_usage = _stream_options(values)
     check_values(values)
-    check_template_switches(values)
+    check_template_switches(values.get("chat_template_kwargs", {}))
     _check_generation_prompt(values)
-    if "moderation" in values:
-        check_moderation(values["moderation"])
     if values.get("top_logprobs") and not values.get("logprobs"):
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
-    values = _with_form(_with_neutral_numbers(values), fields["spelled"])
+    _rename_numbers(values)
+    _check_form(values, fields["spelled"])
     return ChatRequest(
         model=values["model"],
         body={name: value for name, value in values.items() if PARAMETERS[name].to_engine},
@@ -89,20 +87,18 @@ def _parsed(values: dict[str, Any], **fields: Any) -> ChatRequest:
     )
 
 
-def _with_neutral_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters with values that SGLang spells in another way, or whose bound it leaves out."""
-    result = dict(values)
-    if result.get("top_p") == 0:
-        del result["top_p"]
-        result["top_k"] = 1
-    elif result.get("top_k") == 0:
-        result["top_k"] = -1
-    effort = result.get("reasoning_effort")
+def _rename_numbers(values: dict[str, Any]) -> None:
+    """Write values as SGLang does where it spells them in another way, or leaves out their bound."""
+    if values.get("top_p") == 0:
+        del values["top_p"]
+        values["top_k"] = 1
+    elif values.get("top_k") == 0:
+        values["top_k"] = -1
+    effort = values.get("reasoning_effort")
     if effort == "no_think":
-        result["reasoning_effort"] = "none"
+        values["reasoning_effort"] = "none"
     elif isinstance(effort, int | float):
-        result["reasoning_effort"] = min(effort, MAX_EFFORT)
-    return result
+        values["reasoning_effort"] = min(effort, MAX_EFFORT)
 
 
 def _check_generation_prompt(values: Mapping[str, Any]) -> None:
@@ -115,25 +111,24 @@ def _check_generation_prompt(values: Mapping[str, Any]) -> None:
         )
 
 
-def _with_form(values: Mapping[str, Any], spelled: Mapping[str, str]) -> dict[str, Any]:
-    """The parameters with the form of the answer checked: tools, a tool choice, a grammar.
+def _check_form(values: dict[str, Any], spelled: Mapping[str, str]) -> None:
+    """Check and normalise the form of the answer: tools, a tool choice, a grammar.
 
     Where the answer has to be a call there is no text that a response format could apply to.
     """
-    result = dict(values)
-    if "tools" in result:
-        result["tools"] = normalized_tools(result["tools"])
-    if "tool_choice" in result:
-        result["tool_choice"], tools = chosen(result["tool_choice"], result.get("tools", ()))
-        if "tools" in result:
-            result["tools"] = tools
-    if "response_format" in result:
-        result["response_format"] = answer_format(result["response_format"])
-    kind = result.get("response_format", {}).get("type", "text")
-    forced = is_forced(result.get("tool_choice"))
+    if "tools" in values:
+        values["tools"] = normalized_tools(values["tools"])
+    if "tool_choice" in values:
+        values["tool_choice"], tools = chosen(values["tool_choice"], values.get("tools", ()))
+        if "tools" in values:
+            values["tools"] = tools
+    if "response_format" in values:
+        values["response_format"] = answer_format(values["response_format"])
+    kind = values.get("response_format", {}).get("type", "text")
+    forced = is_forced(values.get("tool_choice"))
     if kind == "text" or (forced and kind != "structural_tag"):
-        result.pop("response_format", None)
-    grammars = [name for name in _GRAMMARS if name in result]
+        values.pop("response_format", None)
+    grammars = [name for name in _GRAMMARS if name in values]
     if grammars and forced:
         raise BadRequest(
             f"{grammars[0]}: tool_choice requires a call, whose format is the tool's; remove either.",
@@ -145,7 +140,6 @@ def _with_form(values: Mapping[str, Any], spelled: Mapping[str, str]) -> dict[st
             " remove either.",
             param=grammars[1],
         )
-    return result
 
 
 def _conversation(values: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
