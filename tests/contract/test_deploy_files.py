@@ -117,6 +117,7 @@ def caches() -> dict[str, dict[str, str]]:
     return dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
 
 
+@pytest.mark.timeout(300)  # torch and four times SGLang are imported, beside other tests
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_compiled_or_downloaded_outlives_the_process(
     caches: dict[str, dict[str, str]], place: str
