@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from app.core import Engine
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.runtime import ModelLoader
 from app.settings import Settings
+from tests.support.preloaded import Preloaded, importing
 from tests.support.servers import MakeScript, Serve, Served, ServerProcess, Spawn, serve_here, start_process
 
 hypothesis_settings.register_profile("tokenring", print_blob=True)
@@ -72,6 +73,13 @@ async def spawn(tmp_path: Path, safety: str) -> AsyncIterator[Spawn]:
     yield start
     for process in started:
         await process.close()
+
+
+@pytest.fixture(scope="session")
+def preloaded() -> Iterator[Preloaded | None]:
+    """A process with SGLang imported, from which others are forked; none beside a GPU."""
+    with importing() as forking:
+        yield forking
 
 
 @pytest.fixture(scope="session")

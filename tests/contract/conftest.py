@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from app.core import Engine
+from app.engine import child_server
 from app.engine.scripted.engine import Script, ScriptedEngine
 from tests.support.engines import engine_args
+from tests.support.preloaded import ForkingAsyncio, Preloaded
 
 GPU_SWITCHES = {"disable_overlap_schedule": False, "chunked_prefill_size": 64}
 """What SGLang does by default on a GPU, with chunks that prompts of the tests are longer than."""
@@ -31,7 +33,15 @@ async def running(engine: Engine) -> AsyncIterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-async def sglang_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
+def spawning(preloaded: Preloaded | None) -> None:
+    """SGLang's processes have imported it when they begin: an engine's children, and servers beside it."""
+    if preloaded is not None:
+        preloaded.spawn_here()
+        vars(child_server)["asyncio"] = ForkingAsyncio(preloaded)
+
+
+@pytest.fixture(scope="session")
+async def sglang_engine(anyio_backend: Any, spawning: None) -> AsyncIterator[Engine]:
     """Real SGLang with the built-in model, on a GPU where there is one."""
     from app.engine.sglang.args import SGLangOptions
     from app.engine.sglang.engine import SGLangEngine
@@ -42,7 +52,7 @@ async def sglang_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-async def overlap_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
+async def overlap_engine(anyio_backend: Any, spawning: None) -> AsyncIterator[Engine]:
     """Real SGLang on the CPU, with the switches of its scheduler that a GPU has."""
     from app.engine.sglang.args import SGLangOptions
     from app.engine.sglang.engine import SGLangEngine
@@ -53,7 +63,7 @@ async def overlap_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-async def remote_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
+async def remote_engine(anyio_backend: Any, spawning: None) -> AsyncIterator[Engine]:
     """SGLang's own server, as a child process, with the built-in model."""
     from app.engine.sglang.args import SGLangOptions
     from app.engine_factory import child_engine

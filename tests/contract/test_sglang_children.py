@@ -32,6 +32,7 @@ from tests.support.engines import Answer, ask, chat
 
 pytestmark = [
     pytest.mark.sglang,
+    pytest.mark.usefixtures("spawning"),
     pytest.mark.timeout(400),
     pytest.mark.filterwarnings("default"),
 ]

@@ -14,6 +14,7 @@ import pytest
 from app.core import Engine
 from app.safety.categories import CATEGORIES
 from tests.support.engines import ask, chat
+from tests.support.preloaded import Preloaded, popen
 
 HERE = Path(__file__).parent
 
@@ -30,8 +31,9 @@ class Apart:
     One for all, as importing SGLang takes longer than most of them.
     """
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, preloaded: Preloaded | None) -> None:
         self.log = log
+        self._preloaded = preloaded
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, scenario: str, argument: object = "") -> dict[str, Any]:
@@ -61,15 +63,15 @@ class Apart:
         command = [sys.executable, "-m", "tests.support.sglang_scenarios"]
         pipe = subprocess.PIPE
         with self.log.open("w") as log:
-            return subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=log, text=True, cwd=HERE.parents[1]
+            return popen(
+                self._preloaded, command, stdin=pipe, stdout=pipe, stderr=log, text=True, cwd=HERE.parents[1]
             )
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
+def apart(tmp_path_factory: pytest.TempPathFactory, preloaded: Preloaded | None) -> Iterator[Apart]:
     """The process of this module."""
-    process = Apart(tmp_path_factory.mktemp("apart") / "log")
+    process = Apart(tmp_path_factory.mktemp("apart") / "log", preloaded)
     yield process
     process.close()
 

@@ -33,7 +33,7 @@ def bare_server(port: int) -> ChildCommand:
 
 
 @pytest.fixture(scope="module")
-async def pair(anyio_backend: Any) -> AsyncIterator[tuple[RemoteEngine, list[ChildServer]]]:
+async def pair(anyio_backend: Any, spawning: None) -> AsyncIterator[tuple[RemoteEngine, list[ChildServer]]]:
     """Two foreign servers of one model, and the engine in front of them."""
     from app.engine.sglang.remote import RemoteModelOptions, load_remote_model
 

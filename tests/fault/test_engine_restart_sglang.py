@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from app.store.database import FILE_NAME
+from tests.support.preloaded import Preloaded
 from tests.support.servers import ServerProcess, chat, start_process
 from tests.support.sse_client import Response, Stream, Transcript, fetch, open_stream
 
@@ -38,10 +39,10 @@ RETURN_S = 200.0
 
 @pytest.fixture(scope="module")
 async def server(
-    tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any, preloaded: Preloaded | None
 ) -> AsyncIterator[ServerProcess]:
     """One server for all losses of this module: what one leaves behind would hurt the next."""
-    process = await start_process(tmp_path_factory.mktemp("restarts"), *FLAGS)
+    process = await start_process(tmp_path_factory.mktemp("restarts"), *FLAGS, preloaded=preloaded)
     try:
         await process.ready(timeout_s=200)
         yield process
@@ -165,9 +166,13 @@ async def test_the_metrics_and_the_log_tell_of_it(server: ServerProcess) -> None
     assert back["took_s"] > 0
 
 
-async def test_a_first_start_that_stands_still_ends_the_server(tmp_path: Path) -> None:
+async def test_a_first_start_that_stands_still_ends_the_server(
+    tmp_path: Path, preloaded: Preloaded | None
+) -> None:
     """Whoever started the server learns it by the status, and may start it again."""
-    process = await start_process(tmp_path, *FLAGS, "--engine-restarts", "0", "--engine-start-s", "25")
+    process = await start_process(
+        tmp_path, *FLAGS, "--engine-restarts", "0", "--engine-start-s", "25", preloaded=preloaded
+    )
     try:
         async with asyncio.timeout(RETURN_S):
             while (scheduler := scheduler_of(process)) is None:

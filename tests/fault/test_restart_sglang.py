@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fault.test_restart import bills, returned, rows, stop
+from tests.support.preloaded import Preloaded
 from tests.support.servers import chat, start_process
 from tests.support.sse_client import Stream, Transcript, open_stream
 
@@ -52,10 +53,10 @@ def body(number: int, **parameters: Any) -> dict[str, Any]:
     return chat(f"Tell me a long story about ring {number}.", **usual | usage | parameters)
 
 
-async def test_sixteen_streams_go_on_after_a_restart(tmp_path: Path) -> None:
+async def test_sixteen_streams_go_on_after_a_restart(tmp_path: Path, preloaded: Preloaded | None) -> None:
     """With choices, a schema, a tool and log probabilities among them; each request is billed once."""
     bodies = [body(number, **parameters) for number, parameters in enumerate(KINDS)]
-    process = await start_process(tmp_path, "--drain-timeout-s", "1", "--safety", "on")
+    process = await start_process(tmp_path, "--drain-timeout-s", "1", "--safety", "on", preloaded=preloaded)
     try:
         port = await process.ready(timeout_s=250)
         streams: list[Stream] = [await open_stream(port, request) for request in bodies]
@@ -65,7 +66,7 @@ async def test_sixteen_streams_go_on_after_a_restart(tmp_path: Path) -> None:
         await process.close()
     cut = {stream.id: stream.transcript.last_id for stream in streams if not stream.transcript.done}
     assert len(cut) == len(bodies)
-    process = await start_process(tmp_path, "--safety", "on")
+    process = await start_process(tmp_path, "--safety", "on", preloaded=preloaded)
     try:
         port = await process.ready(timeout_s=250)
         resumed: list[Transcript] = await asyncio.gather(*(returned(port, stream) for stream in streams))

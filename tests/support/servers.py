@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from app.runtime import ModelLoader, Runtime
 from app.safety.classifiers.bundled_models import Models, load
 from app.settings import Settings
 from app.stream.token_stream import TokenStream
+from tests.support.preloaded import ForkedProcess, Preloaded
 from tests.support.sse_client import Response, Stream, fetch, open_stream, until
 
 ROOT = Path(__file__).parents[2]
@@ -178,7 +180,7 @@ def shipped_models() -> Models:
 class ServerProcess:
     """`python -m app serve`: its port, its log lines, its exit status."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | ForkedProcess) -> None:
         self.process = process
         self.log: list[dict[str, Any]] = []
         self.noise: list[str] = []
@@ -241,16 +243,20 @@ class ServerProcess:
 Spawn = Callable[..., Awaitable[ServerProcess]]
 
 
-async def start_process(tmp_path: Path, *args: str, **env: str) -> ServerProcess:
-    """`python -m app serve` with these flags, in an empty directory, on a free port."""
+async def start_process(
+    tmp_path: Path, *args: str, preloaded: Preloaded | None = None, **env: str
+) -> ServerProcess:
+    """`python -m app serve` with these flags, in an empty directory, on a free port.
+
+    With `preloaded` it has imported SGLang when it begins.
+    """
     command = [sys.executable, "-m", "app", "serve", "--port", "0", "--log-format", "json", *args]
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TOKENRING_")}
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=tmp_path,
-        env={**clean, "PYTHONPATH": str(ROOT), **env},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
+    environ = {**clean, "PYTHONPATH": str(ROOT), **env}
+    create: Callable[..., Awaitable[Any]] = asyncio.create_subprocess_exec
+    if preloaded is not None:
+        create = partial(ForkedProcess.start, preloaded)
+    null, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+    return ServerProcess(
+        await create(*command, cwd=tmp_path, env=environ, stdin=null, stdout=null, stderr=pipe)
     )
-    return ServerProcess(process)

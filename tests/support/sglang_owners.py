@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.preloaded import Preloaded
 from tests.support.servers import ROOT, ServerProcess, start_process
 from tests.support.sse_client import Response, Stream, fetch, open_stream
 
@@ -93,10 +94,10 @@ def made_key(directory: Path, name: str) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def two_owners(directory: Path) -> AsyncIterator[Node]:
+async def two_owners(directory: Path, preloaded: Preloaded | None) -> AsyncIterator[Node]:
     """A server with the built-in model that has answered once."""
     hostile, other = made_key(directory, "hostile"), made_key(directory, "other")
-    server = await start_process(directory, "--safety", "off", "--resume-grace-s", "0")
+    server = await start_process(directory, "--safety", "off", "--resume-grace-s", "0", preloaded=preloaded)
     try:
         node = Node(server, await server.ready(timeout_s=200), hostile, other)
         assert (await node.ask(other)).status == 200

@@ -18,6 +18,7 @@ from app.engine.sglang.platform import (
     ChildEntry,
     prepare_process,
     scheduler_entry,
+    without_collections,
 )
 
 
@@ -32,11 +33,12 @@ def main() -> None:
     """Serve until killed."""
     spec = json.load(sys.stdin)
     die_with_parent(spec["parent"])  # SGLang's own end with this one
-    prepare_process()
-    from sglang.srt.entrypoints import http_server
+    with without_collections():
+        prepare_process()
+        from sglang.srt.entrypoints import http_server
 
-    from app.engine.sglang.launch import prepared_environ, resolved_args
-    from app.engine.sglang.patches.builtin_tools import load_sglang
+        from app.engine.sglang.launch import prepared_environ, resolved_args
+        from app.engine.sglang.patches.builtin_tools import load_sglang
 
     load_sglang()
     options = SGLangOptions(**spec["options"])

@@ -70,10 +70,11 @@ def main() -> None:
 
 def _run(spec: dict[str, Any]) -> int:
     try:
-        from app.engine.sglang.platform import prepare_process
+        from app.engine.sglang.platform import prepare_process, without_collections
 
-        prepare_process()
-        from app.engine.sglang.launch import run_ranks
+        with without_collections():
+            prepare_process()
+            from app.engine.sglang.launch import run_ranks
 
         run_ranks(SGLangOptions(**spec["options"]), spec["rank"])
     except SettingsError as error:

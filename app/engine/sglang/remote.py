@@ -20,7 +20,7 @@ from app.engine.continuation import TextRules
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.http.model import Facts
 from app.engine.sglang.allowed_args import is_speculative
-from app.engine.sglang.platform import prepare_process
+from app.engine.sglang.platform import prepare_process, without_collections
 from app.engine.sink import ChoiceSink, GenerationStream
 from app.errors import EngineFailed
 
@@ -182,7 +182,7 @@ class SGLangRemoteModel:
 
 def load_remote_model(facts: Facts, options: RemoteModelOptions) -> SGLangRemoteModel:
     """The model that `facts` describe. Imports SGLang, which takes seconds. Raises EngineFailed."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), without_collections():
         warnings.simplefilter("ignore")  # imports warn of hardware that this machine does not have
         prepare_process()
         try:

@@ -22,7 +22,7 @@ import structlog
 from app.core import ChatRequest, EngineLoad
 from app.engine.sglang.args import NO_MEDIA_DOMAIN, SGLangOptions
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
-from app.engine.sglang.platform import prepare_process
+from app.engine.sglang.platform import prepare_process, without_collections
 from app.engine.sglang.process_work import started_cpu_s
 from app.engine.sglang.watchdog import HangWatchdog, Progress
 from app.engine.sink import GenerationStream, TokenTally
@@ -312,7 +312,8 @@ def _launch(options: SGLangOptions) -> Launched:
     with warnings.catch_warnings():
         # Imports warn of hardware that this machine does not have.
         warnings.simplefilter("ignore")
-        prepare_process()
-        from app.engine.sglang.launch import launch
+        with without_collections():
+            prepare_process()
+            from app.engine.sglang.launch import launch
 
         return launch(options)

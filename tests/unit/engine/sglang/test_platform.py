@@ -119,3 +119,27 @@ def test_a_child_whose_parent_is_killed_while_it_begins_ends_with_it(tmp_path: P
     environ = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(Path.cwd())}
     done = subprocess.run([sys.executable, script], env=environ, capture_output=True, timeout=40, check=False)
     assert done.returncode == -signal.SIGKILL
+
+
+COLLECTING = """
+import gc, pickle
+from app.engine.sglang.platform import ChildEntry, without_collections
+seen = []
+for _ in range(2):
+    with without_collections():
+        seen.append(gc.isenabled())
+    seen.append(gc.isenabled())
+    gc.disable()
+gc.enable()
+entry = pickle.loads(pickle.dumps(ChildEntry("gc:isenabled", {})))
+print(seen, [gc.isenabled(), entry()])
+"""
+
+
+def test_garbage_is_collected_again_once_sglang_is_imported() -> None:
+    """In the server and its children; a process that collects none stays so."""
+    environ = os.environ | {"SGLANG_USE_CPU_ENGINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTING], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[False, True, False, False] [False, True]"
