@@ -45,6 +45,7 @@ def test_alerts_say_what_to_do():
     assert {rule["alert"] for rule in rules} == {
         "NotReady",
         "EngineRestarts",
+        "EventLoopBusy",
         "StoreFailing",
         "StoreWriterLag",
         "StoreQueueDepth",

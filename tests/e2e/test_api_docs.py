@@ -39,8 +39,7 @@ CURL: Mapping[str, Mapping[str, int]] = {
     },
     "conversations": {
         '"object":"chat.completion"': 3,
-        '"title":"About Tokenring"': 2,  # renamed and restored
-        '"title": "About Tokenring"': 1,  # exported
+        '"title":"About Tokenring"': 3,  # renamed, exported and restored
         "# About Tokenring": 1,
         '"deleted":true': 1,
     },

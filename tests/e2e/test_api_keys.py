@@ -313,7 +313,7 @@ async def test_an_unknown_key_is_404(serve: Serve, method: str, path: str):
         ({"name": "a", "key": "mine"}, "unknown_parameter", "key"),
         ({"name": "a", "owner": " ann"}, "invalid_value", "owner"),
         ({"name": "a", "scope": "root"}, "invalid_value", "scope"),
-        ({"name": "a", "tier": None}, "invalid_value", "tier"),
+        ({"name": "a", "tier": None}, "invalid_type", "tier"),
         ({"name": "a", "weight": 0.05}, "invalid_value", "weight"),
         ({"name": "a", "weight": 101}, "invalid_value", "weight"),
         ({"name": "a", "weight": "2"}, "invalid_type", "weight"),

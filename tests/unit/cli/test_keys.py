@@ -173,7 +173,7 @@ def test_a_key_is_changed(run: Run, tmp_path: Path):
         (["rotate", "tr-000000000000"], "no key"),
         (["create", "--name", ""], "name must have"),
         (["create", "--name", "a", "--rpm", "0"], "rpm must be"),
-        (["create", "--name", "a", "--weight", "0"], "weight must be 0.1 to 100"),
+        (["create", "--name", "a", "--weight", "0"], "weight must be at least 0.1"),
         (["update", "tr-000000000000", "--weight", "2"], "no key"),
         (["update", "tr-000000000000", "--weight", "nan"], "weight must be"),
         (["update", "tr-000000000000", "--name", "none", "--tpm", "-1"], "tpm must be"),
