@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from app.store.database import FILE_NAME
-from tests.support.preloaded import Preloaded
+from tests.support.preloaded import Preloaded, named
 from tests.support.servers import ServerProcess, chat, start_process
 from tests.support.sse_client import Response, Stream, Transcript, fetch, open_stream
 
@@ -75,8 +75,7 @@ async def to_ends(streams: list[Stream]) -> list[Transcript]:
 
 def lose(process: ServerProcess, name: str, signum: signal.Signals) -> None:
     """Send a signal to the engine's process of that kind."""
-    children = psutil.Process(process.process.pid).children(recursive=True)
-    os.kill(next(child.pid for child in children if name in child.name()), signum)
+    os.kill(named(name, process.process.pid)[0].pid, signum)
 
 
 async def readiness(port: int, status: int) -> Response:
@@ -188,5 +187,4 @@ async def test_a_first_start_that_stands_still_ends_the_server(
 
 def scheduler_of(process: ServerProcess) -> psutil.Process | None:
     """The scheduler, once there is one."""
-    children = psutil.Process(process.process.pid).children(recursive=True)
-    return next((child for child in children if "scheduler" in child.name()), None)
+    return next(iter(named("scheduler", process.process.pid)), None)

@@ -19,11 +19,12 @@ from tests.support.servers import ROOT
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
 SPAWNING = """
-import json, multiprocessing, os, sys
+import json, multiprocessing, os, setproctitle, sys
 from app.engine.sglang.platform import ChildEntry
 was_imported = "sglang.srt.managers.scheduler" in sys.modules
 child = multiprocessing.get_context("spawn").Process(target=ChildEntry("time:sleep", {"A": "1"}), args=(90,))
 child.start()
+setproctitle.setproctitle("sglang::other")
 facts = {
     "argv": sys.argv, "folder": os.getcwd(), "environ": os.environ["FACT"], "main": __name__,
     "child": child.pid, "imported": was_imported, "descriptors": len(os.listdir("/proc/self/fd")),
@@ -63,7 +64,8 @@ def test_a_forked_process_is_as_one_that_python_starts(forking: Preloaded, tmp_p
         process, seen[other] = started(other, tmp_path)
         with process:
             spawned = psutil.Process(seen[other].pop("child"))
-            assert psutil.Process(process.pid).ppid() == os.getpid()
+            itself = psutil.Process(process.pid)
+            assert (itself.name(), itself.ppid()) == ("sglang::other", os.getpid())
             assert spawned.ppid() == process.pid
             spawned.kill()
             assert process.wait() == signal.SIGKILL

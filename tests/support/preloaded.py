@@ -31,6 +31,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NamedTuple, NoReturn
 
+import psutil
+import setproctitle
+
 from app.engine.parent_death import die_with_parent
 from app.engine.sglang.platform import needs_cpu_platform, prepare_process
 
@@ -149,6 +152,16 @@ def popen(forking: Preloaded | None, argv: Sequence[str], **options: Any) -> sub
     return ForkedPopen(forking, argv, **options)
 
 
+def named(name: str, pid: int) -> list[psutil.Process]:
+    """Processes below `pid` with that in their name; those between, which end at once, have none."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if name in process.name():
+                found.append(process)
+    return found
+
+
 class Input:
     """A process's standard input, which takes less than its pipe holds."""
 
@@ -229,6 +242,7 @@ class ForkingAsyncio(ModuleType):
 
 def main() -> None:
     """Import SGLang, then fork for whoever has the other end of standard input."""
+    setproctitle.getproctitle()  # it finds where a title goes in an environment that nobody has changed
     asker = socket.socket(fileno=os.dup(0))
     if not needs_cpu_platform():
         asker.send(b"unfit")

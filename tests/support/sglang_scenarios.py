@@ -36,6 +36,7 @@ from app.safety.guard.templates import FORMATS
 from app.safety.guard.tier import Guard
 from tests.support.clocks import unhindered_s
 from tests.support.engines import Answer, ask, chat, next_turn
+from tests.support.preloaded import named
 
 LONG = {"max_tokens": 4000, "ignore_eos": True}
 
@@ -156,8 +157,8 @@ async def hung_starts(_: str) -> dict[str, Any]:
 async def _next_scheduler(lost: int) -> int:
     """The process id of the scheduler that follows, as soon as it is one."""
     while True:
-        for process in psutil.Process().children(recursive=True):
-            if process.pid != lost and "scheduler" in process.name():
+        for process in named("scheduler", os.getpid()):
+            if process.pid != lost:
                 return int(process.pid)
         await asyncio.sleep(0.002)
 
