@@ -11,8 +11,8 @@ end, ours has.
 
 Of one key: in the order of arrival.
 
-A client that leaves is no matter of the queue: `Admission.withdraw` and `_admission_of` (app.admission.admit)
-take its request out.
+The queue does not watch clients: `Admission.withdraw` and `_admission_of` (app.admission.admit) take the
+request of one that leaves out.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An endpoint (app.intake.endpoint) parses the body and renders the answer; all else is the same for every
 endpoint. The generation itself runs in a task of its own (app.pipeline). `Intake.find` is for clients that
-return. `leave` of app.stream.registry, with the grace period that stands here, is for clients that leave.
+return, `StreamRegistry.leave` (app.stream.registry) for those that leave.
 """
 
 from __future__ import annotations

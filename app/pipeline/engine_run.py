@@ -5,7 +5,7 @@
 The engine reads the prompt while the full verdict on it is made and the reservation is written. The
 status line goes out with the verdict; the first token needs the reservation too.
 An early stop aborts the engine first and then reads on: its final deltas have the true counts.
-`Finalizer` (app.pipeline.finalize) ends the streams of requests that do not reach `end`, as they were refused,
+`Finalizer` (app.pipeline.finalize) ends the streams of requests that do not reach `end`: they were refused,
 failed or suspended.
 """
 
