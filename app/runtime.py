@@ -41,7 +41,7 @@ from app.metering.reads import Reads
 from app.metering.traffic import LOOP_LAG_S, Histogram, ResponseCounts, Traffic
 from app.pipeline.serve import Pipeline
 from app.prefix_report.report import PrefixReport
-from app.resume.pending import Suspensions
+from app.resume.suspensions import Suspensions
 from app.routing.backend import Backend, Backends
 from app.routing.degraded_mode import Step, degrade_of
 from app.routing.pressure import pressure_of

@@ -184,7 +184,10 @@ class Admission:
         return ticket
 
     def withdraw(self, rid: str) -> None:
-        """Refuse a waiting request that its client has given up; unknown ids are ignored."""
+        """Refuse a waiting request whose stream is cancelled; unknown ids are ignored.
+
+        `Pipeline.serve` sets it as the stream's `on_cancel`, for as long as the request waits.
+        """
         ticket = self._waiting.get(rid)
         if ticket is not None:
             self._refuse(ticket, Cancelled("The request was cancelled while it waited."))
@@ -250,6 +253,7 @@ class Admission:
             raise Cancelled("The request was cancelled while it waited.")
 
     async def _admission_of(self, ticket: Ticket) -> None:
+        """Wait for a ticket. If the task is cancelled meanwhile, its place or its room is given back."""
         try:
             await ticket.wait()
         except BaseException:

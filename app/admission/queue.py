@@ -10,6 +10,9 @@ returns is lifted to the least of those waiting. A key that was refused was not 
 end, ours has.
 
 Of one key: in the order of arrival.
+
+The queue does not watch clients: `Admission.withdraw` and `_admission_of` (app.admission.admit) take the
+request of one that leaves out.
 """
 
 from __future__ import annotations
@@ -24,7 +27,11 @@ from app.core import TIERS, ChatRequest, Key, Tier
 
 
 class Queued:
-    """A request that may wait. `tokens` is what it is expected to take of the KV memory."""
+    """A request that may wait. `tokens` is what it is expected to take of the KV memory.
+
+    `Admission.precheck` weighs a bare one, before rendering, and puts it into no queue. What waits and is
+    admitted is a `Ticket` (app.admission.ticket): a `Queued` with a rendered prompt, and room in the engine.
+    """
 
     def __init__(
         self, tenant: Tenant, tokens: int, entered_s: float, age_s: float = 0.0, fingerprint: int = 0

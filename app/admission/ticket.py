@@ -1,4 +1,8 @@
-"""A request in admission: what it claims, and what it is seen to use."""
+"""A request in admission: what it claims, and what it is seen to use.
+
+app.admission.admit drives it: `Admission.withdraw` refuses one that waits and whose stream is cancelled,
+`_admission_of` takes one out whose task is cancelled, and `Pipeline.serve` releases one that was admitted.
+"""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from app.api.http.auth import Access, Endpoint, Gatekeeper
+from app.api.http.auth import Access, CheckedHandler, Gatekeeper
 from app.api.http.cors import with_cors
 from app.api.http.errors import ErrorMiddleware, ErrorResponses
 from app.api.http.layers import CountedResponses, LimitHeaders
 from app.api.routes.admin import AbuseRoutes, AdminKeyRoutes
 from app.api.routes.conversations import ConversationRoutes
-from app.api.routes.doors import chat_door, text_door
+from app.api.routes.endpoints import chat_endpoint, text_endpoint
 from app.api.routes.generations import GenerationRoutes
 from app.api.routes.metrics import MetricsRoutes
 from app.api.routes.moderations import ModerationRoutes
@@ -76,7 +76,7 @@ def _routes(runtime: Runtime) -> list[Route]:
 def _generation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> list[Route]:
     """Under `/api` a DELETE stops and keeps, under `/v1` it forgets, as OpenAI's does."""
     intake, strict = Intake(runtime, bodies), runtime.settings.strict_parameters
-    api = GenerationRoutes(chat_door(store=True, strict=strict), intake)
+    api = GenerationRoutes(chat_endpoint(store=True, strict=strict), intake)
     path = "/api/chat/completions"
     routes = [
         route(path, access(api.create), "POST"),
@@ -85,11 +85,11 @@ def _generation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> 
         route(path + "/{id}/cancel", access(api.cancel), "POST"),
     ]
     openai = {
-        "/v1/chat/completions": chat_door(store=False, strict=strict),
-        "/v1/completions": text_door(strict=strict),
+        "/v1/chat/completions": chat_endpoint(store=False, strict=strict),
+        "/v1/completions": text_endpoint(strict=strict),
     }
-    for path, door in openai.items():
-        generations = GenerationRoutes(door, intake)
+    for path, endpoint in openai.items():
+        generations = GenerationRoutes(endpoint, intake)
         routes += [
             route(path, access(generations.create), "POST"),
             route(path + "/{id}", access(generations.retrieve), "GET"),
@@ -144,6 +144,6 @@ def _admin_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> list[
     ]
 
 
-def route(path: str, endpoint: Endpoint, method: str) -> Route:
+def route(path: str, endpoint: CheckedHandler, method: str) -> Route:
     """A route of one method; Starlette adds HEAD to a GET."""
     return Route(path, endpoint, methods=[method])

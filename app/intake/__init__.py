@@ -1,1 +1,1 @@
-"""The way in: from the head of a request to its stream. Every door leads through `Intake.open_stream`."""
+"""The way in, from the head of a request to its stream: `Intake.open_stream`, for every endpoint."""

@@ -2,6 +2,8 @@
 
 Two clients that return at once get one stream: nothing is awaited between the last look for it in memory
 and its adoption. A client that returns while the engine loads gets the headers of its answer, and heartbeats.
+
+`Suspensions` (app.resume.suspensions) lists every way on which a suspended request ends.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class ContinuedStreams:
                 stream.check_sent(after)  # for a reader that is refused, the answer must not be continued
                 if not continues:
                     return stream
-                parts.suspensions.touch(request_id)
+                parts.suspensions.extend_deadline(request_id)
                 if (stream := await self._continue(suspended, stream)) is not None:
                     return stream
         return await parts.archive.find(owner, request_id, make_wire, after)
@@ -87,12 +89,12 @@ class ContinuedStreams:
         allowance: Allowance | None,
     ) -> None:
         parts, models = self._runtime, None if key is None else key.terms.models
-        start = ContinuedAnswer(
+        answer = ContinuedAnswer(
             suspended, parts.journal, parts.suspensions, lambda model: parts.check_model(model, models)
         )
         await self._until_ready(stream)
         await parts.pipeline.serve(
-            stream.request, stream, key=key, lease=lease, allowance=allowance, start=start
+            stream.request, stream, key=key, lease=lease, allowance=allowance, answer=answer
         )
 
     async def _until_ready(self, stream: TokenStream) -> None:

@@ -26,8 +26,8 @@ class IdempotencyKeys:
         self._reads = reads
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
-    def alone(self, owner: str, key: IdempotencyKey | None) -> AbstractAsyncContextManager[None]:
-        """Wait for the earlier requests of this key, until each has its stream or was refused."""
+    def lock(self, owner: str, key: IdempotencyKey | None) -> AbstractAsyncContextManager[None]:
+        """The lock of a key: a request waits until each earlier one has its stream or was refused."""
         return nullcontext() if key is None else self._locks.setdefault((owner, key.key), asyncio.Lock())
 
     async def is_known(self, owner: str, key: str) -> bool:
@@ -35,19 +35,19 @@ class IdempotencyKeys:
         async with self._reads.slot(owner):
             return await self._look_up(owner, IdempotencyKey(key, ANY_BODY)) is not None
 
-    async def made(
+    async def find_stream(
         self, owner: str, key: IdempotencyKey | None, make_wire: MakeWire, after: int
     ) -> TokenStream | None:
         """The stream that this key made, for a reader that has received event `after`.
 
         Raises Conflict if its body was another, and what `ContinuedStreams.find` does.
         """
-        made = None if key is None else await self._look_up(owner, key)
-        if not isinstance(made, str):
-            return made
+        stream_or_id = None if key is None else await self._look_up(owner, key)
+        if not isinstance(stream_or_id, str):
+            return stream_or_id
         async with self._reads.slot(owner):
-            return await self._continued.find(owner, made, make_wire, after)
+            return await self._continued.find(owner, stream_or_id, make_wire, after)
 
     async def _look_up(self, owner: str, key: IdempotencyKey) -> TokenStream | str | None:
         """The stream of a key in memory, else the id of the stored one. Raises Conflict."""
-        return self._streams.find_by_key(owner, key) or await self._archive.made_with(owner, key)
+        return self._streams.find_by_key(owner, key) or await self._archive.find_id_by_key(owner, key)

@@ -1,7 +1,8 @@
 """The way of a request from its head to the stream that answers it, top to bottom in `Intake.open_stream`.
 
-A door (app.intake.door) parses the body and renders the answer; all else is the same for every door. The
-generation itself runs in a task of its own (app.pipeline). `Intake.find` is for clients that return.
+An endpoint (app.intake.endpoint) parses the body and renders the answer; all else is the same for every
+endpoint. The generation itself runs in a task of its own (app.pipeline). `Intake.find` is for clients that
+return, `StreamRegistry.leave` (app.stream.registry) for those that leave.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from app.intake.bodies import BodyReader
 from app.intake.caller import Caller
 from app.intake.client import Client
 from app.intake.continued_streams import ContinuedStreams
-from app.intake.door import Door, Sender
+from app.intake.endpoint import AnswerEndpoint, Sender
 from app.intake.head import Head
 from app.intake.idempotency import IdempotencyKeys
 from app.intake.scope import RESPONSE_HEADERS, STREAM_ID
@@ -53,7 +54,7 @@ class Intake:
         self._continued = ContinuedStreams(runtime, self._nonstream_bytes)
         self._keys = IdempotencyKeys(runtime.streams, runtime.archive, self._continued, runtime.reads)
 
-    async def open_stream(self, request: Request, caller: Caller, door: Door) -> Opened:
+    async def open_stream(self, request: Request, caller: Caller, endpoint: AnswerEndpoint) -> Opened:
         """The stream of a request, once it is admitted, or its answer, once it has ended.
 
         A request whose Idempotency-Key has made a stream before gets that one, and is not charged.
@@ -67,11 +68,13 @@ class Intake:
             head = Head.of(request, caller.key)
             body = await self._bodies.read(request, caller.owner, self._bodies.limit_bytes)
             key = await body.idempotency(head.idempotency_key)
-            async with self._keys.alone(caller.owner, key):
+            async with self._keys.lock(caller.owner, key):
                 # Before parsing: a request admitted uncharged for a known key is refused under another.
-                stream = await self._keys.made(caller.owner, key, door.make_wire, head.last_event_id)
+                stream = await self._keys.find_stream(
+                    caller.owner, key, endpoint.make_wire, head.last_event_id
+                )
                 sender = Sender(caller.owner, key, body.placement())
-                chats, streaming = await body.parse_as(lambda sent: self._parse(door, sender, sent))
+                chats, streaming = await body.parse_as(lambda sent: self._parse(endpoint, sender, sent))
                 del body
                 chats = await self._selector.checked(chats, caller)
                 if stream is not None:
@@ -82,14 +85,14 @@ class Intake:
                     chats = [self._placed(chat, caller, head) for chat in chats]
                     chat, *extra_prompts = [await self._selector.select(c, caller, head) for c in chats]
                     request.scope[RESPONSE_HEADERS] = chat.placement.response_headers
-                    stream = await self._begin(chat, caller.key, lease, door, streaming=streaming)
+                    stream = await self._begin(chat, caller.key, lease, endpoint, streaming=streaming)
         client = Client(request)
         with self._named(request, stream, several=bool(extra_prompts)):
             if streaming:
                 return await self.events(stream, client, head.last_event_id, resumable=bool(head.resumable))
             if extra_prompts:
-                return await self._answer_all(stream, extra_prompts, client, caller, door)
-            return await self.answer(stream, client, door, resumable=bool(head.resumable))
+                return await self._answer_all(stream, extra_prompts, client, caller, endpoint)
+            return await self.answer(stream, client, endpoint, resumable=bool(head.resumable))
 
     async def _charge(self, caller: Caller, key: str | None) -> Lease:
         """The lease of a request of which only the head was read. Raises RateLimited.
@@ -104,9 +107,9 @@ class Intake:
         return limiter.begin(caller.key)
 
     def _parse(
-        self, door: Door, sender: Sender, sent: Mapping[str, Any]
+        self, endpoint: AnswerEndpoint, sender: Sender, sent: Mapping[str, Any]
     ) -> tuple[Sequence[ChatRequest], bool]:
-        return door.parse(self._selector.with_model(sent), sender), bool(sent.get("stream"))
+        return endpoint.parse(self._selector.with_model(sent), sender), bool(sent.get("stream"))
 
     def _withdraw(self, lease: Lease, caller: Caller) -> None:
         """Give back the charge of a request that attaches: it counts as a read. Raises RateLimited."""
@@ -120,7 +123,7 @@ class Intake:
         return with_priority_and_salt(chat, caller.key, isolated=isolated, resumable=resumable)
 
     async def _begin(
-        self, chat: ChatRequest, key: Key | None, lease: Lease, door: Door, *, streaming: bool
+        self, chat: ChatRequest, key: Key | None, lease: Lease, endpoint: AnswerEndpoint, *, streaming: bool
     ) -> TokenStream:
         """The stream of a new generation within the limits of its key. Raises RateLimited, Unavailable."""
         runtime = self._runtime
@@ -131,7 +134,7 @@ class Intake:
             lease.charge(chat)
             # A whole answer needs its beginning too, and no reader frees its ring.
             limit_bytes = None if streaming else self._nonstream_bytes
-            stream = runtime.streams.create(chat, door.make_wire(chat), limit_bytes=limit_bytes)
+            stream = runtime.streams.create(chat, endpoint.make_wire(chat), limit_bytes=limit_bytes)
         serving = runtime.pipeline.serve(chat, stream, key=key, lease=lease, allowance=allowance)
         runtime.streams.run(stream, serving)
         return stream
@@ -157,7 +160,7 @@ class Intake:
         extra_prompts: Sequence[ChatRequest],
         client: Client,
         caller: Caller,
-        door: Door,
+        endpoint: AnswerEndpoint,
     ) -> Opened:
         """The whole answer to several prompts. Raises what one of them was refused with.
 
@@ -166,12 +169,12 @@ class Intake:
         """
 
         async def begin(chat: ChatRequest) -> TokenStream:
-            return await self._begin(chat, caller.key, UNLIMITED, door, streaming=False)
+            return await self._begin(chat, caller.key, UNLIMITED, endpoint, streaming=False)
 
-        prompts = SeveralPrompts(first, extra_prompts, begin, door.new_id)
+        prompts = SeveralPrompts(first, extra_prompts, begin, endpoint.new_id)
         client.on_gone(prompts.leave)
         try:
-            return Opened(first, client, answer=door.render(await prompts.answered()))
+            return Opened(first, client, answer=endpoint.render(await prompts.answered()))
         finally:
             client.stop()
             for stream in prompts.begun:
@@ -189,17 +192,23 @@ class Intake:
         self._runtime.reads.charge(caller.owner, caller.key)
 
     async def find(
-        self, caller: Caller, request_id: str, door: Door, after: int = 0, *, continues: bool = True
+        self,
+        caller: Caller,
+        request_id: str,
+        endpoint: AnswerEndpoint,
+        after: int = 0,
+        *,
+        continues: bool = True,
     ) -> TokenStream:
         """The caller's stream, in memory or as stored. Raises NotFound, and as `ContinuedStreams.find`."""
         owner = caller.owner
-        if request_id.startswith(door.id_prefix):
+        if request_id.startswith(endpoint.id_prefix):
             if (stream := self._runtime.streams.find(request_id, owner)) is not None:
                 return stream
             self.charge_read(caller)
             async with self._runtime.reads.slot(owner):
                 stream = await self._continued.find(
-                    owner, request_id, door.make_wire, after, continues=continues
+                    owner, request_id, endpoint.make_wire, after, continues=continues
                 )
             if stream is not None:
                 return stream
@@ -227,8 +236,10 @@ class Intake:
         client.on_gone(lambda: None)
         return Opened(stream, client, reader)
 
-    async def answer(self, stream: TokenStream, client: Client, door: Door, *, resumable: bool) -> Opened:
-        """The whole answer, once it has ended; a client that leaves stops it, unless it can return."""
+    async def answer(
+        self, stream: TokenStream, client: Client, endpoint: AnswerEndpoint, *, resumable: bool
+    ) -> Opened:
+        """The whole answer, once it has ended; a client that leaves for good stops it at once."""
         reader, streams = stream.attach(), self._runtime.streams
         grace_s = None if resumable else 0.0
         client.on_gone(lambda: streams.leave(stream, reader, grace_s=grace_s))
@@ -238,7 +249,7 @@ class Intake:
         finally:
             client.stop()
             streams.leave(stream, reader, grace_s=grace_s)
-        return Opened(stream, client, answer=door.render([stream]))
+        return Opened(stream, client, answer=endpoint.render([stream]))
 
     def leave(self, opened: Opened) -> None:
         """Note that the client of an event stream has left it, or has received all of it."""
@@ -253,7 +264,10 @@ class Intake:
 
 @contextlib.contextmanager
 def _returned_on_error(lease: Lease) -> Iterator[None]:
-    """A request that fails has used nothing; one that the server cannot take counts as none."""
+    """A request that fails has used no tokens, and counts as a request of its minute.
+
+    One that the server cannot take counts as none.
+    """
     try:
         yield
     except Unavailable:

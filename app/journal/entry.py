@@ -27,7 +27,7 @@ NO_IDS: Ids = (b"", b"", None)
 
 
 class Outcome(enum.Enum):
-    """The end of a generation."""
+    """The end of a generation, as `EngineRun.end` (app.pipeline.engine_run) decides it."""
 
     DONE = "done"
     """Every choice ended by itself."""
@@ -114,14 +114,14 @@ class JournalEntry:
         self._counts = counts
         self._released: dict[int, Counts] = dict(progress.released)
         ids = progress.token_ids or [()] * turn.request.n
-        self._generated = [array("I", run) for run in ids]
-        self._to_repeat = {choice: len(run) for choice, run in enumerate(progress.token_ids)}
+        self._generated = [array("I", token_run) for token_run in ids]
+        self._to_repeat = {choice: len(token_run) for choice, token_run in enumerate(progress.token_ids)}
         """Ids of each choice that the engine has yet to hand over once more."""
         self._prompt_ids: bytes | None = None
         self._base_seq: int | None = None
         if turn.answer_ids:
             num_taken = prompt.past_runs
-            shared = sum(len(run) for run in turn.request.past[:num_taken])
+            shared = sum(len(token_run) for token_run in turn.request.past[:num_taken])
             self._prompt_ids = _packed(prompt.token_ids[shared:])
             self._base_seq = turn.run_seqs[num_taken - 1] if num_taken else None
 

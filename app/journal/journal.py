@@ -197,7 +197,7 @@ class Journal:
         )
 
     async def settle(self, entry: JournalEntry, finish: str) -> None:
-        """Write the answer and the bill, once. Raises StorageUnavailable; it is tried again later."""
+        """Write the answer and the bill, once. Raises StorageUnavailable; `_settle_left` tries again."""
         entry.finish_as(finish)
         self.remove(entry)
         if entry.request_seq is not None:  # else nothing was released and nothing is owed
@@ -287,6 +287,7 @@ class Journal:
             entry.saved(last_id)
 
     async def _settle_left(self) -> None:
+        """Settle what could not be written; the ticker calls it. Raises StorageUnavailable."""
         for entry in list(self._unsettled):
             if entry.stream.done:
                 await self._write_or_give_up(entry)

@@ -1,6 +1,8 @@
 """The unit that writes an entry's settlement. What it writes is read when it is made, on the loop.
 
-`settle` of app.store.ledger makes it once: it changes a reservation that is still open, and no other row.
+`Journal.settle` writes it before a stream's [DONE], and `Journal.settle_later` after an error. If it cannot
+be written, `Journal._settle_left` tries again every second; the next start reconciles what is left then. A
+retry bills nothing twice: app.store.ledger changes a reservation that is still open, and no other row.
 """
 
 from __future__ import annotations

@@ -7,6 +7,10 @@ between looking and charging nothing else runs. What a request did not use it gi
 makes beyond its estimate is charged as it is made, and is its key's debt where the window has no room
 (app.metering.rates). An answer ends where its request has used a whole window, or its key owes one.
 Nothing here outlives the process.
+
+`Intake` (app.intake.open_stream) begins and charges a lease, and returns it if the request fails before its
+generation. From then on `Pipeline.serve` corrects it, `EngineRun` calls `on_delta`, and `Finalizer`
+(app.pipeline.finalize) releases or withdraws it, however the request ends.
 """
 
 from __future__ import annotations
@@ -66,7 +70,7 @@ class _Usage:
 
 
 class Lease:
-    """The charges of a request. This one is of a key without limits: nothing."""
+    """The charges of a request, and the generations that it counts as. Of a key without limits: nothing."""
 
     metered = False
     """True if `on_delta` must be called with each delta of the engine."""
@@ -93,7 +97,7 @@ class Lease:
         """Charge what was used, by choice, and release the rest; a second call does nothing."""
 
     def withdraw(self) -> None:
-        """End the lease of a request that never began: it is not counted."""
+        """End the lease of a request that never began: it counts in no limit, not even as a request."""
 
 
 UNLIMITED = Lease()

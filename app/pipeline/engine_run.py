@@ -1,10 +1,12 @@
-"""One prompt in the engine: sent, cleared for release, stopped early if a screen or a limit says so.
+"""One prompt in the engine: sent, released from, stopped early if a screen or a limit says so.
 
-    enter ──▶ deltas, each `counted` ──▶ `cleared` before the first release ──▶ `end` ──▶ exit
+    enter ──▶ deltas, each `counted` ──▶ `wait_until_releasable`, once ──▶ `end` ──▶ exit
 
 The engine reads the prompt while the full verdict on it is made and the reservation is written. The
 status line goes out with the verdict; the first token needs the reservation too.
 An early stop aborts the engine first and then reads on: its final deltas have the true counts.
+`Finalizer` (app.pipeline.finalize) ends the streams of requests that do not reach `end`: they were refused,
+failed or suspended.
 """
 
 from __future__ import annotations
@@ -140,8 +142,10 @@ class EngineRun:
             return True
         return False
 
-    async def cleared(self, first: Delta) -> AnswerScreen:
-        """Wait for all that the first release needs; returns the screen of the answer.
+    async def wait_until_releasable(self, first: Delta) -> AnswerScreen:
+        """Wait for the verdict and the reservation, before the first release; returns the answer's screen.
+
+        The stream is opened elsewhere: in `__aenter__`, or in `_open_when_judged`.
 
         Raises ContentFiltered, ScreenFailed (the prompt's verdict), StorageUnavailable, NotFound (the
         reservation), Cancelled and Draining (it is no longer wanted).
@@ -159,7 +163,10 @@ class EngineRun:
         return self._open_screen()
 
     async def end(self, screen: AnswerScreen | None) -> Outcome:
-        """Stop the engine where a screen or a limit ended the answer, and finish open choices.
+        """Decide which end the answer has, and finish its open choices.
+
+        A halt by a screen precedes a limit, a limit the stop of the server, and that a cancellation. The
+        engine is stopped where a screen or a limit ended the answer.
 
         Held tokens, and those that the engine makes until it has stopped, are withheld and not billed.
 
@@ -177,7 +184,7 @@ class EngineRun:
             outcome = Outcome.CANCELLED if trace.stopped else Outcome.BUDGET
         elif stream.suspending and trace.unfinished:
             if stream.pending:
-                stream.check_not_cut()
+                stream.check_not_stopping()
             raise Suspended
         else:
             self._entry.read_to_end()

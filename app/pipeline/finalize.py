@@ -1,9 +1,13 @@
-"""The end of a request, the same for success, refusal and failure: its stream ends, and all is settled.
+"""The exit of a request from `Pipeline.serve`: its stream has ended then, and all is settled.
 
+success ──▶ `Pipeline.serve` itself has settled the entry and closed the stream
 refused or failed ──▶ the error ends the stream: a status before it was opened, an event after
 cancelled task ──▶ the same, and the cancellation is raised again
 suspended ──▶ another process continues the stream, and its row stays open
-in every case ──▶ the lease, the ledger, the metrics, one log line
+in every case ──▶ the lease, the ledger where it is still open, the metrics, one log line
+
+`EngineRun.end` (app.pipeline.engine_run) decides which end a generation has, an `Outcome` of
+app.journal.entry.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from app.metering.traffic import Traffic
 from app.pipeline.engine_run import Suspended
 from app.pipeline.trace import Trace
 from app.resume.continue_answer import NewAnswer
-from app.resume.pending import Suspensions
+from app.resume.suspensions import Suspensions
 from app.safety.session.session import SafetySession
 from app.stream.token_stream import TokenStream
 from app.stream.transcript import build_messages
@@ -36,7 +40,7 @@ _STOPPING = (
 
 
 class Finalizer:
-    """Ends one request, in every case."""
+    """Ends what `Pipeline.serve` leaves open of one request."""
 
     def __init__(
         self,
@@ -46,7 +50,7 @@ class Finalizer:
         log: FilteringBoundLogger,
         trace: Trace,
         lease: Lease,
-        start: NewAnswer,
+        answer: NewAnswer,
     ) -> None:
         self._journal = journal
         self._suspensions = suspensions
@@ -54,7 +58,7 @@ class Finalizer:
         self._log = log
         self._trace = trace
         self._lease = lease
-        self._start = start
+        self._answer = answer
         self._entry: JournalEntry | None = None
 
     def attach_reservation(self, entry: JournalEntry) -> None:
@@ -62,8 +66,8 @@ class Finalizer:
         self._entry = entry
 
     @contextlib.contextmanager
-    def guard(self, stream: TokenStream, session: SafetySession) -> Iterator[None]:
-        """Run a request. No error leaves but the cancellation of its task."""
+    def settle_on_exit(self, stream: TokenStream, session: SafetySession) -> Iterator[None]:
+        """Run a request, then release its lease. No error leaves but the cancellation of its task."""
         trace = self._trace
         try:
             yield
@@ -97,10 +101,10 @@ class Finalizer:
 
     def _fail(self, stream: TokenStream, session: SafetySession, error: ServingError) -> None:
         """End the stream in an error, or suspend it."""
-        if self._start.should_suspend(stream, error):
+        if self._answer.should_suspend(stream, error):
             self._suspend(stream, session, error)
         elif self._entry is None:
-            self._entry = self._start.fail(stream, error, self._trace.counts)
+            self._entry = self._answer.fail(stream, error, self._trace.counts)
         else:
             stream.fail(error)
 

@@ -10,11 +10,14 @@ From the route to the socket:
     Intake.open_stream             app/intake/open_stream.py
     StreamRegistry.run             app/stream/registry.py          starts the generation's task
     Pipeline.serve                 here
-    EngineRun.cleared              app/pipeline/engine_run.py      opens the stream, as `Intake.events` awaits
+    EngineRun                      app/pipeline/engine_run.py      opens the stream, as `Intake.events` awaits
     TokenStream.append             app/stream/token_stream.py      into the ring
     Outbox                         app/stream/token_stream.py      all streams together, in the next turn
     Reader.on_event                app/stream/reader.py
     Connection.write               app/api/http/protocol.py        a frame for all that is waiting
+
+`EngineRun.end` decides how the generation ends. A success is settled and closed in the last lines of `serve`;
+every other end, and the release of the lease, is in `Finalizer.settle_on_exit` (app.pipeline.finalize).
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from app.pipeline.finalize import Finalizer
 from app.pipeline.trace import Trace
 from app.prefix_report.report import PrefixReport
 from app.resume.continue_answer import NewAnswer
-from app.resume.pending import Suspensions
+from app.resume.suspensions import Suspensions
 from app.routing.backend import Backend, Backends
 from app.safety.session.session import AnswerScreen, SafetySession, SessionOf
 from app.stream.token_stream import TokenStream
@@ -77,24 +80,26 @@ class Pipeline:
         key: Key | None = None,
         lease: Lease = UNLIMITED,
         allowance: Allowance | None = None,
-        start: NewAnswer | None = None,
+        answer: NewAnswer | None = None,
     ) -> None:
-        """Take a checked request to its answer. In every case `stream` is ended and `lease` settled."""
-        start = start or self._new_answer
+        """Take a checked request to its answer. In every case `stream` is ended and `lease` released."""
+        answer = answer or self._new_answer
         backend, key_id = self._backends.of(request.model), None if key is None else key.id
-        trace = Trace(request, start.progress.counts, stream.finish_reasons(), key_id=key_id)
+        trace = Trace(request, answer.progress.counts, stream.finish_reasons(), key_id=key_id)
         session = self._session_of(request, key)
-        finalizer = Finalizer(self._journal, self._suspensions, self._traffic, self._log, trace, lease, start)
-        with finalizer.guard(stream, session), self._history.claim(request):
+        finalizer = Finalizer(
+            self._journal, self._suspensions, self._traffic, self._log, trace, lease, answer
+        )
+        with finalizer.settle_on_exit(stream, session), self._history.claim(request):
             backend.precheck(request, key)
-            turn = await start.load(request, session)
-            prompt = start.engine_prompt(await _render(session, backend, turn.request))
+            turn = await answer.load(request, session)
+            prompt = answer.engine_prompt(await _render(session, backend, turn.request))
             trace.rendered(prompt)
             lease.correct(prompt)
             with await _admit(backend, turn.request, prompt, stream, key, trace) as ticket:
                 stream.check_wanted()
                 prompt = ticket.with_replica(prompt)
-                entry = await start.reserve(turn, prompt, stream, trace.counts, key)
+                entry = await answer.reserve(turn, prompt, stream, trace.counts, key)
                 finalizer.attach_reservation(entry)
                 screen: AnswerScreen | None = None
                 engine_run = EngineRun(
@@ -105,7 +110,7 @@ class Pipeline:
                         if (delta := run.counted(generated)) is None:
                             continue
                         if screen is None:  # nothing is sent before the verdict and the reservation
-                            screen = await run.cleared(delta)
+                            screen = await run.wait_until_releasable(delta)
                         ready = screen.feed(delta)
                         if not ready and screen.in_review:
                             ready = await screen.review()
@@ -113,9 +118,8 @@ class Pipeline:
                             if released.finish_reason is not None:
                                 trace.finished(released)
                             entry.released(released)
-                            stream.append(
-                                released
-                            )  # into the ring, and to its readers in the next turn of the loop
+                            # Into the ring, and to its readers in the next turn of the loop.
+                            stream.append(released)
                             if run.budgeted and run.charge():
                                 break
                         if screen.halted is not None or run.limit is not None:
@@ -125,7 +129,7 @@ class Pipeline:
                 usage = entry.usage()
                 stream.conclude(usage, session.conclude(screen, trace.counts, usage.withheld_tokens))
                 if outcome is Outcome.CANCELLED:
-                    stream.check_not_cut()
+                    stream.check_not_stopping()
                 await self._journal.settle(entry, trace.finish)
                 stream.close()
 
@@ -144,14 +148,17 @@ async def _render(session: SafetySession, backend: Backend, request: ChatRequest
 async def _admit(
     backend: Backend, request: ChatRequest, prompt: Prompt, stream: TokenStream, key: Key | None, trace: Trace
 ) -> Ticket:
-    """Wait until the request is admitted to the engine, as long as it is wanted."""
+    """Wait until the request is admitted to the engine, as long as it is wanted.
+
+    If its stream is cancelled meanwhile, `Admission.withdraw` takes it out of the queue.
+    """
     admission = backend.admission
     stream.on_cancel(partial(admission.withdraw, request.request_id))
     stream.check_wanted()
     try:
         ticket = await admission.admit(request, prompt, key)
     except Cancelled:
-        stream.check_not_cut()
+        stream.check_not_stopping()
         raise
     stream.on_cancel(lambda: None)
     trace.admitted()

@@ -17,8 +17,8 @@ from app.errors import Cancelled, Interrupted, RateLimited, ServingError, Unavai
 from app.journal.entry import JournalEntry, Progress
 from app.journal.history import History, LoadedTurn
 from app.journal.journal import Journal
-from app.resume.pending import Suspensions
 from app.resume.snapshot import SuspendedRequest
+from app.resume.suspensions import Suspensions
 from app.safety.session.session import SafetySession
 from app.store.usage import usage_body
 from app.stream.token_stream import ABANDONED, SUSPENDED, TokenStream

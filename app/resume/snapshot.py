@@ -64,11 +64,11 @@ def pack(
         "counts": {str(choice): counts for choice, counts in progress.counts.items()},
         "released": {str(choice): counts for choice, counts in progress.released.items()},
         "safety": safety,
-        "runs": [len(run) for run in runs],
+        "runs": [len(token_run) for token_run in runs],
         "past": len(request.past),
         "answers": len(progress.token_ids),
     }
-    token_ids = b"".join(array("I", run).tobytes() for run in runs)
+    token_ids = b"".join(array("I", token_run).tobytes() for token_run in runs)
     return Suspension(request_seq, key_id, _dumps(facts), token_ids)
 
 

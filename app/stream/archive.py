@@ -46,7 +46,7 @@ class Archive:
         await self._database.write(unit)
         self._database.text_deleted.set()
 
-    async def made_with(self, owner: str, key: IdempotencyKey) -> str | None:
+    async def find_id_by_key(self, owner: str, key: IdempotencyKey) -> str | None:
         """The id of the finished stream made with this key. Raises Conflict if its body was another."""
         row = await self._database.read(lambda c: events.find_by_key(c, owner, key.key))
         if row is None:

@@ -1,4 +1,9 @@
-"""Reader: one client's position in a stream; clients read at different speeds."""
+"""Reader: one client's position in a stream; clients read at different speeds.
+
+A reader keeps no frames: what was sent and not read lies in the buffer of its `Connection`
+(app.api.http.protocol), whose `ready` is false while it is full. `StreamRegistry` (app.stream.registry)
+cuts a reader that stalls. app.api.http.sse is the response that follows a reader.
+"""
 
 from __future__ import annotations
 

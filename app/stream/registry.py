@@ -1,7 +1,12 @@
 """StreamRegistry: every live and every recently finished stream of the process.
 
-The registry owns the generation tasks, so a client that leaves does not stop its generation. It keeps all
-limits of time: the grace period after the last client left, heartbeats, stalled clients, retention.
+The registry owns the generation tasks, so a client that leaves does not stop its generation. It keeps the
+limits of time of streams: the grace period after the last client left, heartbeats, stalled readers,
+retention. app.api.http.protocol too cuts a client that reads nothing, after twice `stall_timeout_s`.
+
+Of the three grace periods `_grace_s` chooses between two, `resume_grace_s` and `abandon_grace_s`. The third
+is 0: before admission and for whole answers, of clients that cannot return (`Intake.events` and
+`Intake.answer` of app.intake.open_stream).
 """
 
 from __future__ import annotations
@@ -204,7 +209,8 @@ class StreamRegistry:
     def leave(self, stream: TokenStream, reader: Reader, *, grace_s: float | None = None) -> None:
         """Detach a stream's reader. When it was the last, the generation ends after the grace period.
 
-        That is short where nothing says that the client will return, as after a user pressed Stop.
+        That is short where nothing says that the client will return, as after a user pressed Stop. `grace_s`
+        replaces it: 0 where a client leaves for good before admission, or leaves a whole answer for good.
         """
         reader.close()
         if stream.done or stream.readers:

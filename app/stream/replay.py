@@ -45,8 +45,8 @@ def replayed(
         if after > ring.last_id:
             ring = Ring(limit_bytes, first_id=min(after + 1, END_ID))
         wire = _HeldEnd(wire)
-        ring.append_special(Failed(error.as_body()))
-        ring.append_special(Done())
+        ring.append_control(Failed(error.as_body()))
+        ring.append_control(Done())
     return TokenStream.finished(request, wire, ring, usage, error)
 
 
@@ -62,12 +62,12 @@ class _HeldEnd:
     def delta(self, last_id: int, parts: Sequence[TextRun]) -> bytes:
         return self._wire.delta(last_id, parts)
 
-    def special(self, event_id: int, event: ControlEvent) -> bytes:
+    def control(self, event_id: int, event: ControlEvent) -> bytes:
         if isinstance(event, Failed):
             event_id = END_ID
         elif isinstance(event, Done):
             event_id = END_ID + 1
-        return self._wire.special(event_id, event)
+        return self._wire.control(event_id, event)
 
 
 def _ring(stored: StoredStream, limit_bytes: int) -> Ring:

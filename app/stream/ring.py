@@ -1,10 +1,10 @@
 """The events of one stream as columns: every event's text once, no object per event.
 
     index   0        1       2       3        4
-    track   special  text    text    special  special       which choice and channel
+    track   control  text    text    control  control       which choice and channel
     end     0        5       11      11       11            where the event's text ends
     text    "Hello world"                                   JSON-escaped UTF-8, shared by all readers
-    special {0: Opened(…)}           {3: Finished(…)} …
+    control {0: Opened(…)}           {3: Finished(…)} …
 
 Text is kept JSON-escaped, so that a frame over several events needs no copying. A token costs
 its bytes plus six. An event's id is its index plus `first_id`. If the ring exceeds its limit, its older half
@@ -27,12 +27,12 @@ from app.core import Channel, Counts, Delta, FinishReason, ToolCall, total_count
 from app.messages import json_escaped
 from app.stream.segment import Segment, pack, unpack
 
-_SPECIAL = 0
+_CONTROL = 0
 _RANK: Mapping[Channel, int] = {"reasoning": 0, "text": 1, "tool": 2}
 _MAX_FRAME_BYTES = 256 * 1024
 _EMPTY_BYTES = 3000
 """Bytes of a stream without events, with its wire and bookkeeping; measured with tracemalloc."""
-_SPECIAL_BYTES = 400
+_CONTROL_BYTES = 400
 """Bytes that a control event is counted as; measured with tracemalloc."""
 
 
@@ -133,7 +133,7 @@ class Ring:
         self._text = bytearray()
         self._names: list[TextTrack] = []
         self._track_of: dict[tuple[int, Channel, int], int] = {}
-        self._specials: dict[int, ControlEvent] = {}
+        self._control_events: dict[int, ControlEvent] = {}
         self._logprobs = bytearray() if logprobs else None
         self._logprob_ends = array("I")
         self._counts: list[Counts] | None = [] if counts else None
@@ -148,12 +148,17 @@ class Ring:
     @property
     def last(self) -> ControlEvent | None:
         """The newest event if it is a control event; None if it is text or the ring is empty."""
-        return self._specials.get(self.last_id)
+        return self._control_events.get(self.last_id)
 
     @property
     def nbytes(self) -> int:
         """Memory of the ring in bytes, exact to a few hundred."""
-        size = _EMPTY_BYTES + len(self._text) + 6 * len(self._tracks) + _SPECIAL_BYTES * len(self._specials)
+        size = (
+            _EMPTY_BYTES
+            + len(self._text)
+            + 6 * len(self._tracks)
+            + _CONTROL_BYTES * len(self._control_events)
+        )
         if self._logprobs is not None:
             size += len(self._logprobs) + 4 * len(self._tracks)
         if self._counts is not None:
@@ -185,10 +190,10 @@ class Ring:
         track = self._track_of[key] = len(self._names)
         return track
 
-    def append_special(self, event: ControlEvent) -> None:
+    def append_control(self, event: ControlEvent) -> None:
         """Add a control event."""
-        self._specials[self.last_id + 1] = event
-        self._push(_SPECIAL)
+        self._control_events[self.last_id + 1] = event
+        self._push(_CONTROL)
 
     def _push(self, track: int) -> int:
         """Add an event of a track; returns its id."""
@@ -220,7 +225,7 @@ class Ring:
         if self._counts is not None:
             del self._counts[:drop]
         self.first_id += drop
-        self._specials = {i: e for i, e in self._specials.items() if i >= self.first_id}
+        self._control_events = {i: e for i, e in self._control_events.items() if i >= self.first_id}
 
     def after(self, cursor: int, *, joined: bool = True) -> tuple[int, ControlEvent | Sequence[TextRun]]:
         """The next step after event `cursor`: `(id of its last event, content)`.
@@ -232,8 +237,8 @@ class Ring:
         start = cursor - self.first_id + 1
         tracks = self._tracks
         track = tracks[start]
-        if track == _SPECIAL:
-            return cursor + 1, self._specials[cursor + 1]
+        if track == _CONTROL:
+            return cursor + 1, self._control_events[cursor + 1]
         if not joined or start + 1 == len(tracks):
             return cursor + 1, (self._text_run(track, start, start + 1),)
         return self._coalesced(start)
@@ -250,15 +255,15 @@ class Ring:
         rank: dict[int, int] = {}
         stop, size = start, 0
         for track, run_start, run_stop in self._runs(start):
-            if track == _SPECIAL or size > _MAX_FRAME_BYTES:
+            if track == _CONTROL or size > _MAX_FRAME_BYTES:
                 break
             name = self._names[track - 1]
             if _RANK[name.channel] < rank.get(name.choice, 0):
                 break
             rank[name.choice] = _RANK[name.channel]
-            run = self._text_run(track, run_start, run_stop)
-            merged.setdefault(track, []).append(run)
-            size += len(run.text)
+            text_run = self._text_run(track, run_start, run_stop)
+            merged.setdefault(track, []).append(text_run)
+            size += len(text_run.text)
             stop = run_stop
         counts = self._counts[stop - 1] if self._counts is not None else None
         joined = [_join(parts)._replace(counts=counts) for parts in merged.values()]
@@ -272,7 +277,7 @@ class Ring:
             track, first = tracks[index], index
             limit = ends[index] + _MAX_FRAME_BYTES
             index += 1
-            while index < count and tracks[index] == track != _SPECIAL and ends[index] <= limit:
+            while index < count and tracks[index] == track != _CONTROL and ends[index] <= limit:
                 index += 1
             yield track, first, index
 
@@ -290,10 +295,10 @@ class Ring:
         """All text by track, and all control events, in the order in which they began."""
         merged: dict[int, list[TextRun]] = {}
         for track, start, stop in self._runs(0):
-            if track != _SPECIAL:
+            if track != _CONTROL:
                 merged.setdefault(track, []).append(self._text_run(track, start, stop))
         parts = {self._names[track - 1]: _join(runs) for track, runs in merged.items()}
-        return parts, [self._specials[i] for i in sorted(self._specials)]
+        return parts, [self._control_events[i] for i in sorted(self._control_events)]
 
     def dump(self, after: int, *, done: bool = False) -> tuple[int, bytes] | None:
         """The events after event `after` as one segment, and the first one's id; None without events.
@@ -311,17 +316,29 @@ class Ring:
             logprob_lengths, logprobs = _cut(self._logprob_ends, self._logprobs, start)
         if self._counts is not None:
             counts = list(chain.from_iterable(self._counts[start:]))
-        specials = [(i - first_id, _KIND_OF[type(e)], e) for i, e in self._specials.items() if i >= first_id]
+        control_events = [
+            (i - first_id, _KIND_OF[type(e)], e) for i, e in self._control_events.items() if i >= first_id
+        ]
         if done:
-            specials.append((len(tracks), _KIND_OF[Done], Done()))
-            tracks.append(_SPECIAL)
+            control_events.append((len(tracks), _KIND_OF[Done], Done()))
+            tracks.append(_CONTROL)
             lengths.append(0)
             if logprob_lengths is not None:
                 logprob_lengths.append(0)
             if counts is not None:
                 counts += Counts()
         packed = pack(
-            Segment(first_id, self._names, specials, tracks, lengths, text, logprobs, logprob_lengths, counts)
+            Segment(
+                first_id,
+                self._names,
+                control_events,
+                tracks,
+                lengths,
+                text,
+                logprobs,
+                logprob_lengths,
+                counts,
+            )
         )
         return first_id, packed
 
@@ -356,10 +373,10 @@ class Ring:
         ):
             raise ValueError("segments of different streams")
         skip = self.last_id + 1 - segment.first_id
-        track_of = [_SPECIAL, *(self._track_of.get(key) or self._new_track(key) for key in segment.names)]
-        for index, kind, fields in segment.specials:
+        track_of = [_CONTROL, *(self._track_of.get(key) or self._new_track(key) for key in segment.names)]
+        for index, kind, fields in segment.control_events:
             if index >= skip:
-                self._specials[segment.first_id + index] = _special(kind, fields)
+                self._control_events[segment.first_id + index] = _control_event(kind, fields)
         self._tracks.extend(track_of[track] for track in segment.tracks[skip:])
         _append(self._ends, self._text, segment.lengths, segment.text, skip)
         if self._logprobs is not None and segment.logprobs is not None:
@@ -384,7 +401,7 @@ def _append(ends: array[int], data: bytearray, lengths: Sequence[int], more: byt
     data += more[sum(lengths[:skip]) :]
 
 
-def _special(kind: str, fields: Mapping[str, Any]) -> ControlEvent:
+def _control_event(kind: str, fields: Mapping[str, Any]) -> ControlEvent:
     if kind == "tool_started":
         return ToolStarted(fields["choice"], ToolCall(**fields["tool"]))
     return _KINDS[kind](**fields)

@@ -2,7 +2,7 @@
 
     version, 1 byte  crc32 of what follows, 4 bytes  header as JSON, one line  columns
 
-    header   {"first_id", "names": tracks, "specials": [[index, kind, fields]…],
+    header   {"first_id", "names": tracks, "specials": control events as [[index, kind, fields]…],
               "columns": [[name, type, bytes]…]}
     columns  lanes, lengths, text; logprobs, logprob_lengths, counts if the ring has them
 
@@ -25,7 +25,7 @@ from app.core import Channel
 
 _VERSION = b"\x01"
 _HEAD_BYTES = 5
-_TRACKS = "lanes"  # their name in version 1
+_TRACKS, _CONTROL_EVENTS = "lanes", "specials"  # their names in version 1
 _WIDTHS = (("B", 1 << 8), ("H", 1 << 16), ("I", 1 << 32))
 
 
@@ -36,7 +36,7 @@ class Segment:
     first_id: int
     names: Sequence[tuple[int, Channel, int]]
     """Choice, channel and tool of track 1, 2, …"""
-    specials: Sequence[tuple[int, str, Any]]
+    control_events: Sequence[tuple[int, str, Any]]
     """Index and kind of each control event, and the event or its fields."""
     tracks: Sequence[int]
     lengths: Sequence[int]
@@ -54,7 +54,7 @@ def pack(segment: Segment) -> bytes:
         {
             "first_id": segment.first_id,
             "names": list(map(tuple, segment.names)),
-            "specials": segment.specials,
+            _CONTROL_EVENTS: segment.control_events,
             "columns": [(name, kind, len(data)) for name, kind, data in columns],
         }
     )
@@ -78,6 +78,7 @@ def unpack(raw: bytes) -> Segment:
         start += size
     columns["tracks"] = columns.pop(_TRACKS)
     header["names"] = [tuple(name) for name in header["names"]]
+    header["control_events"] = header.pop(_CONTROL_EVENTS)
     return Segment(**header, **columns)
 
 

@@ -4,6 +4,7 @@ The generation writes events, and any number of readers send them to clients. Wh
 the event loop is sent in the next one, in one frame: while the loop keeps up, a frame has one token. A reader
 that lags gets several events in one frame too, without a gap, and does not slow other readers.
 `StreamRegistry` owns every live and every recently finished stream of the process (app.stream.registry).
+`Pipeline.serve` writes and `EngineRun` opens (app.pipeline); `cancel` calls what a stage set by `on_cancel`.
 
     PENDING ──open()──▶ OPEN ──close()/fail()──▶ DONE
        │                 ├──suspend()──────────▶ DONE (suspended: another process continues it)
@@ -65,7 +66,7 @@ class Wire(Protocol):
         """One frame with `parts`; its id is `last_id`."""
         ...
 
-    def special(self, event_id: int, event: ControlEvent) -> bytes:
+    def control(self, event_id: int, event: ControlEvent) -> bytes:
         """One frame with a control event."""
         ...
 
@@ -158,24 +159,28 @@ class TokenStream:
         """Let the status line out, unless it is. Raises Cancelled, Draining, StorageUnavailable."""
         self.check_wanted()
         if not self._opened.done():
-            self._special(Opened(n))
+            self._append_control(Opened(n))
             self._opened.set_result(None)
 
     def check_wanted(self) -> None:
         """Raise Cancelled, Draining or StorageUnavailable if the stream was cancelled."""
-        self.check_not_cut()
+        self.check_not_stopping()
         if self.cancelled is not None:
             raise Cancelled("The request was cancelled while it waited.")
 
-    def check_not_cut(self) -> None:
-        """Raise Draining or StorageUnavailable if the stream was cancelled for that reason."""
+    def check_not_stopping(self) -> None:
+        """Raise Draining if the server stops, or StorageUnavailable if the answer cannot be stored."""
         if self.cancelled in (SHUTDOWN, SUSPENDED):
             raise Draining("The server is stopping; send the request again.", retry_after_s=5)
         if self.cancelled == STORAGE:
             raise StorageUnavailable("The answer can no longer be stored, so it was stopped.")
 
     def on_cancel(self, abort: Callable[[], None]) -> None:
-        """Call `abort` when the stream is cancelled; at once if it is cancelled already."""
+        """Call `abort` when the stream is cancelled; at once if it is cancelled already.
+
+        It replaces the one before: `Admission.withdraw` while the request waits, `Engine.abort` from
+        `EngineRun` on (app.pipeline), and in between one that does nothing.
+        """
         self._abort = abort
         if self.cancelled is not None:
             abort()
@@ -184,17 +189,17 @@ class TokenStream:
         """Release a delta to the readers."""
         tool = delta.tool
         if tool is not None and tool.name is not None:
-            self._ring.append_special(ToolStarted(delta.choice, tool))
+            self._ring.append_control(ToolStarted(delta.choice, tool))
         if delta.text or delta.logprobs:
             self._newest = self._ring.append(delta)
         if delta.finish_reason is not None:
-            self._ring.append_special(Finished(delta.choice, delta.finish_reason, delta.matched_stop))
+            self._ring.append_control(Finished(delta.choice, delta.finish_reason, delta.matched_stop))
         if self.readers:
             self._outbox.add(self)
 
     def notice(self, field: str, value: Mapping[str, Any]) -> None:
         """Release a chunk without choices."""
-        self._ring.append_special(Notice(field, value))
+        self._ring.append_control(Notice(field, value))
         self._outbox.add(self)
 
     def conclude(self, usage: Usage, moderation: Mapping[str, Any] | None) -> None:
@@ -207,7 +212,7 @@ class TokenStream:
 
     def close(self) -> None:
         """End the stream with [DONE]."""
-        self._special(Done())
+        self._append_control(Done())
         self._finish()
 
     def fail(self, error: ServingError) -> None:
@@ -219,7 +224,7 @@ class TokenStream:
             self._opened.exception()  # retrieved: no task may await it
             self._finish()
             return
-        self._ring.append_special(Failed(error.as_body()))
+        self._ring.append_control(Failed(error.as_body()))
         self.close()
 
     def suspend(self, error: ServingError) -> None:
@@ -233,8 +238,8 @@ class TokenStream:
             reader.cut()
         self._finish()
 
-    def _special(self, event: ControlEvent) -> None:
-        self._ring.append_special(event)
+    def _append_control(self, event: ControlEvent) -> None:
+        self._ring.append_control(event)
         self.wake()
 
     def _finish(self) -> None:
@@ -379,7 +384,7 @@ class TokenStream:
         if isinstance(content, Sequence):
             frame = self._wire.delta(last_id, content)
         else:
-            frame = self._wire.special(last_id, content)
+            frame = self._wire.control(last_id, content)
         self._frame = (cursor, last_id, frame)
         return last_id, frame
 

@@ -21,13 +21,13 @@ class ChoiceMessage:
 
 
 def build_messages(
-    parts: Mapping[TextTrack, TextRun], specials: Sequence[ControlEvent]
+    parts: Mapping[TextTrack, TextRun], control_events: Sequence[ControlEvent]
 ) -> dict[int, ChoiceMessage]:
     """The answers in everything that a ring holds, by choice."""
     calls: dict[int, list[dict[str, Any]]] = {}
     ends: dict[int, tuple[str, str | int | None]] = {}
     choices = dict.fromkeys(track.choice for track in parts)
-    for event in specials:
+    for event in control_events:
         match event:
             case ToolStarted(choice, tool):
                 arguments = _text(parts, TextTrack(choice, "tool", tool.index)) or ""
@@ -58,5 +58,5 @@ def _message(
 
 
 def _text(parts: Mapping[TextTrack, TextRun], track: TextTrack) -> str | None:
-    run = parts.get(track)
-    return None if run is None else orjson.loads(b'"' + run.text + b'"')
+    text_run = parts.get(track)
+    return None if text_run is None else orjson.loads(b'"' + text_run.text + b'"')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,18 @@ def test_open_mode_has_as_many_conditions_everywhere_as_its_section_lists(page: 
         if re.search(r"open.mode", text[max(0, match.start() - 100) : match.end() + 100], re.IGNORECASE)
     ]
     assert {NUMBERS[word.lower()] for word in numbers} <= {listed}
+
+
+def test_the_layers_of_the_architecture_are_those_that_are_enforced() -> None:
+    """The block of docs/architecture.md has the layers of pyproject.toml, in their order."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    (enforced,) = (contract["layers"] for contract in contracts if contract["id"] == "layers")
+    section = (DOCS / "architecture.md").read_text("utf-8").partition("\n## Layers\n")[2]
+    lines = section.split("```")[1].splitlines()[1:]
+    shown = [{room.strip() for room in line.split("   ")[0].split("|")} for line in lines]
+    assert shown == [{room.strip("() ") for room in layer.split("|")} for layer in enforced]
 
 
 @pytest.mark.parametrize("page", PAGES)

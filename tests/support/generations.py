@@ -28,7 +28,7 @@ from app.metering.traffic import Traffic
 from app.pipeline.serve import Pipeline
 from app.prefix_report.report import PrefixReport
 from app.resume.continue_answer import ContinuedAnswer
-from app.resume.pending import Suspensions
+from app.resume.suspensions import Suspensions
 from app.routing.backend import Backend, Backends
 from app.safety.session.screened import session_of as of_service
 from app.safety.session.service import SafetyService
@@ -358,8 +358,8 @@ class Generations:
         request = suspended.turn.request
         ring = Ring.restore(stored.segments, 1 << 20)
         stream = TokenStream.continued(request, ChunkWire(request), ring, suspended.progress.released)
-        start = ContinuedAnswer(suspended, self.journal, self.suspensions, check_model)
-        return stream, asyncio.create_task(self.pipeline.serve(request, stream, start=start))
+        answer = ContinuedAnswer(suspended, self.journal, self.suspensions, check_model)
+        return stream, asyncio.create_task(self.pipeline.serve(request, stream, answer=answer))
 
     async def serve(self, request: ChatRequest, **options: Any) -> TokenStream:
         """A request from its beginning to its end."""

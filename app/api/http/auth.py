@@ -21,7 +21,7 @@ from app.metering.reads import Reads
 from app.store.key_table import KeyTable
 from app.store.keys import ID_CHARS, digest_of
 
-Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+CheckedHandler = Callable[[Request], Awaitable[ASGIApp]]
 Handler = Callable[[Request, Caller], Awaitable[ASGIApp]]
 PROXY_HEADERS = """
     via forwarded forwarded-for x-forwarded x-forwarded-* x-original-forwarded-for x-original-host
@@ -122,7 +122,7 @@ class Access:
 
     def __call__(
         self, handler: Handler, *, admin: bool = False, paced: bool = False, alone: bool = False
-    ) -> Endpoint:
+    ) -> CheckedHandler:
         """The handler for every caller that has a key, or needs none; with `admin` for admin keys.
 
         `paced` bounds it to `max_reads_per_s`. `alone` does too, and takes one request of an owner at a

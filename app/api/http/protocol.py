@@ -59,6 +59,8 @@ _LAST_DATA_RECV = slice(52, 56)
 class Connection:
     """A request's connection, past ASGI: frames go out in one call, not through every layer.
 
+    It is the `FrameSink` of a reader (app.stream.reader). Its transport buffers what the client has not read.
+
     The response is started and ended the usual way; in between, each frame is one HTTP chunk.
     """
 
@@ -81,7 +83,7 @@ class Connection:
         self._chunked = False
 
     def ready(self) -> bool:
-        """True if the connection accepts frames without buffering."""
+        """True if the transport's buffer of unsent bytes is under its high-water mark."""
         return not self._flow.write_paused
 
     def write(self, *frames: bytes) -> None:

@@ -1,5 +1,8 @@
 """The response that sends a stream as server-sent events.
 
+Frames go to the `Connection` of app.api.http.protocol, whose transport buffers them. `StreamRegistry`
+(app.stream.registry) decides when a heartbeat is due, and cuts clients that do not read.
+
 A heartbeat is a comment line without a blank line after it, as clients' parsers need it (checked against
 OpenAI's SDKs, tests/e2e).
 """

@@ -99,7 +99,7 @@ class ChunkWire:
         logprobs = b',"logprobs":{"content":[' + entries + b"]}" if entries else b""
         return b'{"index":%d,"delta":{%b}%b,"finish_reason":null}' % (choice, delta, logprobs)
 
-    def special(self, event_id: int, event: ControlEvent) -> bytes:
+    def control(self, event_id: int, event: ControlEvent) -> bytes:
         """The frame of a control event."""
         match event:
             case Opened(n):
@@ -163,7 +163,7 @@ def completion(stream: TokenStream) -> dict[str, Any]:
     """OpenAI's chat.completion object. Raises ServingError when the stream ended in one."""
     if stream.error is not None:
         raise stream.error
-    parts, specials = stream.whole()
+    parts, control_events = stream.whole()
     request = stream.request
     answer: dict[str, Any] = {
         "id": request.request_id,
@@ -173,8 +173,8 @@ def completion(stream: TokenStream) -> dict[str, Any]:
     }
     if request.conversation_id is not None:
         answer |= {"conversation_id": request.conversation_id, "message_id": request.message_id}
-    answer |= {event.field: event.value for event in specials if isinstance(event, Notice)}
-    choices = build_messages(parts, specials)
+    answer |= {event.field: event.value for event in control_events if isinstance(event, Notice)}
+    choices = build_messages(parts, control_events)
     answer["choices"] = [_choice(i, choices[i], parts) for i in sorted(choices)]
     answer["usage"] = stream.usage
     return answer

@@ -72,12 +72,12 @@ def text_completion(streams: Sequence[TokenStream]) -> dict[str, Any]:
     for number, stream in enumerate(streams):
         if stream.error is not None:
             raise stream.error
-        parts, specials = stream.whole()
-        notices = {event.field: event.value for event in specials if isinstance(event, Notice)}
+        parts, control_events = stream.whole()
+        notices = {event.field: event.value for event in control_events if isinstance(event, Notice)}
         if len(streams) == 1:
             answer |= notices
             notices = {}
-        for index, choice in sorted(build_messages(parts, specials).items()):
+        for index, choice in sorted(build_messages(parts, control_events).items()):
             place = number * stream.request.n + index
             answer["choices"].append(_whole_choice(place, choice, logprob_entries(index, parts)) | notices)
     answer["usage"] = _total([stream.usage or {} for stream in streams])

@@ -1,4 +1,4 @@
-"""The routes of generations, the same for every door: create, attach, stop, delete."""
+"""The routes of generations, the same for every endpoint: create, attach, stop, delete."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from starlette.responses import JSONResponse, Response
 from app.api.http.sse import EventStream
 from app.intake.caller import Caller
 from app.intake.client import Client
-from app.intake.door import Door
+from app.intake.endpoint import AnswerEndpoint
 from app.intake.head import last_event_id, wants_plain
 from app.intake.open_stream import Intake, Opened
 from app.stream.token_stream import TokenStream
 
 
 class GenerationRoutes:
-    """Handlers of a door's routes."""
+    """Handlers of an endpoint's routes."""
 
-    def __init__(self, door: Door, intake: Intake) -> None:
-        self._door = door
+    def __init__(self, endpoint: AnswerEndpoint, intake: Intake) -> None:
+        self._endpoint = endpoint
         self._intake = intake
 
     async def create(self, request: Request, caller: Caller) -> Response | EventStream:
         """POST: start a generation, or attach to the one of the same Idempotency-Key."""
-        return self._response(request, await self._intake.open_stream(request, caller, self._door))
+        return self._response(request, await self._intake.open_stream(request, caller, self._endpoint))
 
     async def attach(self, request: Request, caller: Caller) -> Response | EventStream:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
@@ -47,26 +47,30 @@ class GenerationRoutes:
             return Response(media_type="application/json", headers=_headers(stream))
         stream.expect_return()
         client = Client(request)
-        return self._response(request, await self._intake.answer(stream, client, self._door, resumable=True))
+        return self._response(
+            request, await self._intake.answer(stream, client, self._endpoint, resumable=True)
+        )
 
     async def cancel(self, request: Request, caller: Caller) -> Response:
         """DELETE {id} and POST {id}/cancel: stop; what was generated stays attachable."""
         stream = await self._find(request, caller)
         stream.cancel("cancelled")
         cancelled = stream.cancelled is not None
-        return JSONResponse({"id": stream.request_id, "object": self._door.object, "cancelled": cancelled})
+        return JSONResponse(
+            {"id": stream.request_id, "object": self._endpoint.object, "cancelled": cancelled}
+        )
 
     async def delete(self, request: Request, caller: Caller) -> Response:
         """DELETE /v1/…/{id}: stop and forget, in OpenAI's shape."""
         stream = await self._find(request, caller)
         await self._intake.forget(stream)
-        deleted = f"{self._door.object}.deleted"
+        deleted = f"{self._endpoint.object}.deleted"
         return JSONResponse({"id": stream.request_id, "object": deleted, "deleted": True})
 
     async def _find(self, request: Request, caller: Caller, after: int = 0) -> TokenStream:
         continues = request.method != "HEAD"
         return await self._intake.find(
-            caller, request.path_params["id"], self._door, after, continues=continues
+            caller, request.path_params["id"], self._endpoint, after, continues=continues
         )
 
     def _response(self, request: Request, opened: Opened) -> Response | EventStream:

@@ -19,7 +19,7 @@ from app.errors import BadRequest
 from app.intake.bodies import BodyReader
 from app.intake.caller import Caller
 from app.intake.client import Client
-from app.intake.door import new_id
+from app.intake.endpoint import new_id
 from app.routing.router import AUTO
 from app.runtime import Runtime
 

@@ -6,6 +6,11 @@
 
 A request is a suspect when two engines in a row were lost with it, with hardly any progress in between.
 An engine that is lost while a suspect is tried alone was killed by it: the request ends, the others continue.
+
+A loss is noticed by the watchdog (app.engine.sglang.watchdog), by the descriptors of SGLang's processes
+(`SGLangRun`, app.engine.sglang.run) or by their SIGQUIT (`SGLangEngine.on_child_failure`). All call
+`SGLangRun.lose`, and that calls `Recovery.lose`, by way of `SGLangEngine` (app.engine.sglang.engine). The
+choices that continue, and the ids behind which they do, are in app.engine.sglang.live_choices.
 """
 
 from __future__ import annotations
@@ -76,7 +81,7 @@ class Recovery:
         self._task: asyncio.Task[None] | None = None
 
     def lose(self, cause: LossCause, reason: str) -> None:
-        """Have the choices wait, and bring the lost engine back."""
+        """Have the choices wait, and bring the lost engine back. Called by `SGLangEngine`, once a loss."""
         tried, self._tried = self._tried, []
         waiting = self._live.lose_engine()
         self._history.lost(cause, reason, len(waiting))

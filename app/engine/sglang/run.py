@@ -190,7 +190,10 @@ class SGLangRun:
             self.launched.manager.disconnect()
 
     def lose(self, cause: LossCause, reason: str) -> None:
-        """Note that it has ended by itself; a second call does nothing."""
+        """Note that it has ended by itself; a second call does nothing.
+
+        Once it serves, `on_loss` has app.engine.sglang.recovery continue its choices. A warm-up fails.
+        """
         if not self._is_connected:
             return
         self._is_lost = True

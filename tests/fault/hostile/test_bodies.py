@@ -235,11 +235,11 @@ async def test_large_bodies_are_parsed_one_at_a_time(serve: Serve, monkeypatch: 
 @pytest.mark.parametrize(
     ("path", "function"),
     [
-        (CHAT, "app.api.routes.doors.parse_chat_request"),
+        (CHAT, "app.api.routes.endpoints.parse_chat_request"),
         (CHAT, "app.safety.session.screened.read_request"),
         (CHAT, "app.safety.session.screened.conversation_of"),
         ("/tokenize", "app.api.routes.tokens.parse_chat_request"),
-        ("/v1/completions", "app.api.routes.doors.parse_completion"),
+        ("/v1/completions", "app.api.routes.endpoints.parse_completion"),
         ("/v1/moderations", "app.api.routes.moderations.parse_moderation"),
     ],
 )

@@ -17,7 +17,7 @@ class Store:
     def find_by_key(self, _owner: str, _key: IdempotencyKey) -> None:
         """Nothing in memory."""
 
-    async def made_with(self, _owner: str, key: IdempotencyKey) -> str | None:
+    async def find_id_by_key(self, _owner: str, key: IdempotencyKey) -> str | None:
         return "chatcmpl-1" if key.key == self.key else None
 
     def slot(self, _owner: str) -> asyncio.Lock:
@@ -40,7 +40,7 @@ async def test_requests_of_a_key_are_one_after_the_other():
     known, entered = keys(), []
 
     async def request(owner: str, key: IdempotencyKey | None, until: asyncio.Event) -> None:
-        async with known.alone(owner, key):
+        async with known.lock(owner, key):
             entered.append((owner, None if key is None else key.key))
             await until.wait()
 
@@ -72,6 +72,6 @@ async def test_a_stored_stream_is_found_by_its_key():
     known = keys()
     assert await known.is_known("ann", "stored")
     assert not await known.is_known("ann", "fresh")
-    found = await known.made("ann", IdempotencyKey("stored", ANY_BODY), cast(Any, None), 0)
+    found = await known.find_stream("ann", IdempotencyKey("stored", ANY_BODY), cast(Any, None), 0)
     assert found == ("ann", "chatcmpl-1")
-    assert await known.made("ann", None, cast(Any, None), 0) is None
+    assert await known.find_stream("ann", None, cast(Any, None), 0) is None

@@ -23,7 +23,7 @@ SECRET = "a secret in an exception"
 class World:
     """What a request's end acts on, and what became of it, in order."""
 
-    def __init__(self, start: Any = None) -> None:
+    def __init__(self, answer: Any = None) -> None:
         self.done: list[Any] = []
         self.request = ChatRequest("chatcmpl-1", "local", "llama", {}, 0)
         self.trace = Trace(self.request)
@@ -43,17 +43,17 @@ class World:
         suspensions: Any = SimpleNamespace(
             suspend_later=lambda entry, state, error: self.done.append((entry, state, error.code)),
         )
-        self.start: Any = start or NewAnswer(cast("Any", None), journal)
+        self.answer: Any = answer or NewAnswer(cast("Any", None), journal)
         traffic: Any = SimpleNamespace(ended=lambda _model, finish, _timings: self.done.append(finish))
         self.check: Any = SimpleNamespace(
             rid="rid", state=lambda: {"strict": False}, close=lambda _stream: self.done.append("closed")
         )
         log = structlog.get_logger()
-        self.end = Finalizer(journal, suspensions, traffic, log, self.trace, lease, self.start)
+        self.end = Finalizer(journal, suspensions, traffic, log, self.trace, lease, self.answer)
 
     def run(self, error: BaseException | None = None, *, reserved: bool = False) -> list[Any]:
         """A request that ends so; what was done about it."""
-        with self.end.guard(self.stream, self.check):
+        with self.end.settle_on_exit(self.stream, self.check):
             if reserved:
                 self.end.attach_reservation(cast("Any", "entry"))
             if error is not None:
@@ -143,6 +143,6 @@ def test_an_answer_that_finds_no_room_stays_suspended():
 
 def test_an_answer_that_cannot_go_on_is_settled():
     """Its row is taken up for that."""
-    start = Continued()
-    assert World(start).run(BadRequest("no")) == ["lease", "invalid_value", "invalid_value", "closed"]
-    assert [type(error) for error in start.failed_with] == [BadRequest]
+    answer = Continued()
+    assert World(answer).run(BadRequest("no")) == ["lease", "invalid_value", "invalid_value", "closed"]
+    assert [type(error) for error in answer.failed_with] == [BadRequest]

@@ -88,7 +88,7 @@ async def test_without_a_queue_there_is_none(world: World) -> None:
 
 
 async def test_it_is_one_where_the_next_request_is_refused(world: World) -> None:
-    """What a key's next request would wait, over what the door lets it; for a while after a refusal 1."""
+    """What a key's next request would wait, over what admission lets it; for a while after a refusal 1."""
     for waiting in range(1, 5):
         await world.ask(99)
         assert world.pressure == pytest.approx(waiting / 5)

@@ -26,7 +26,7 @@ class NoWire:
         """Several events."""
         return b""
 
-    def special(self, event_id, event):  # noqa: ARG002  # same
+    def control(self, event_id, event):  # noqa: ARG002  # same
         """No text."""
         return b""
 
@@ -401,7 +401,7 @@ def continued(owner: str = "local", idempotency: IdempotencyKey | None = None) -
     """A stream that another process has begun."""
     request = ChatRequest("chatcmpl-1", owner, "scripted", {}, 0, idempotency=idempotency)
     ring = Ring(1 << 20)
-    ring.append_special(Opened(1))
+    ring.append_control(Opened(1))
     return TokenStream.continued(request, NoWire(), ring, {})
 
 

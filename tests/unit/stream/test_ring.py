@@ -41,13 +41,13 @@ class Reading:
     cursor: int = 0
     ids: list[int] = field(default_factory=list)
     text: dict[TextTrack, str] = field(default_factory=dict)
-    specials: list[object] = field(default_factory=list)
+    control_events: list[object] = field(default_factory=list)
 
     def step(self, ring: Ring) -> None:
         self.cursor, content = ring.after(self.cursor)
         self.ids.append(self.cursor)
         if not isinstance(content, list | tuple):
-            self.specials.append(content)
+            self.control_events.append(content)
             return
         order: dict[int, list[int]] = {}
         for part in content:
@@ -73,12 +73,12 @@ events = st.lists(
 def test_any_walk_reads_the_appended_text(events, walks):
     """Readers that step at any times, between any appends, all end with the same text and order."""
     ring = Ring(BIG)
-    ring.append_special(Opened(2))
+    ring.append_control(Opened(2))
     readings = [Reading() for _ in walks]
     expected: dict[TextTrack, str] = {}
     for number, event in enumerate(events, start=1):
         if isinstance(event, Finished):
-            ring.append_special(event)
+            ring.append_control(event)
         else:
             track, piece = event
             ring.append(delta(piece, track))
@@ -87,14 +87,14 @@ def test_any_walk_reads_the_appended_text(events, walks):
             for _ in range(walk.count(number)):
                 if reading.cursor < ring.last_id:
                     reading.step(ring)
-    ring.append_special(Done())
+    ring.append_control(Done())
     for reading in readings:
         while reading.cursor < ring.last_id:
             reading.step(ring)
         assert reading.text == expected
         assert reading.ids == sorted(set(reading.ids))
         assert reading.ids[-1] == ring.last_id == len(events) + 2
-        assert reading.specials == [Opened(2), *(e for e in events if isinstance(e, Finished)), Done()]
+        assert reading.control_events == [Opened(2), *(e for e in events if isinstance(e, Finished)), Done()]
 
 
 @given(pieces=st.lists(text, min_size=1, max_size=40), data=st.data())
@@ -206,11 +206,11 @@ def test_order_within_a_choice_is_never_turned_round():
     assert ring.after(0)[0] == 2
 
 
-def test_special_event_is_a_step_of_its_own():
+def test_control_event_is_a_step_of_its_own():
     """Text is not merged across an event that is not text."""
     ring = Ring(BIG)
     ring.append(delta("a"))
-    ring.append_special(ToolStarted(0, ToolCall(0, "id", "name")))
+    ring.append_control(ToolStarted(0, ToolCall(0, "id", "name")))
     ring.append(delta("b"))
     assert [ring.after(i)[0] for i in range(3)] == [1, 2, 3]
 
@@ -223,9 +223,9 @@ def test_whole_is_all_text_by_track(events):
     for track, piece in events:
         ring.append(delta(piece, track))
         expected[track] = expected.get(track, "") + piece
-    parts, specials = ring.whole()
+    parts, control_events = ring.whole()
     assert {track: unescaped(part) for track, part in parts.items()} == expected
-    assert not specials
+    assert not control_events
 
 
 @pytest.mark.parametrize("hostile", ["\ud800", "a\udfffb", '"\\\x00\x1f\u2028\u2029\x7f', "\U0001f600"])
@@ -257,7 +257,7 @@ def test_memory_is_as_stated():
     assert 0.75 < held / ring.nbytes < 1.25
 
 
-SPECIALS = (
+CONTROL_EVENTS = (
     Finished(0, "stop", 128009),
     Finished(1, "length", "\u2028END"),
     ToolStarted(0, ToolCall(1, "call_1", "weather")),
@@ -268,7 +268,7 @@ counts = st.builds(Counts, *[st.integers(0, 2**31 - 1)] * 4)  # of two choices a
 entries = st.one_of(st.none(), st.lists(st.builds(dict, token=text, logprob=st.floats(-99, 0)), max_size=3))
 any_events = st.lists(
     st.one_of(
-        st.sampled_from(SPECIALS),
+        st.sampled_from(CONTROL_EVENTS),
         st.builds(lambda track, *rest: (track, *rest), st.sampled_from(TRACKS), long_text, counts, entries),
     ),
     max_size=40,
@@ -282,7 +282,7 @@ def fill(ring: Ring, events) -> None:
             track, piece, of_event, logprobs = event
             ring.append(delta(piece, track, counts=of_event, logprobs=logprobs))
         else:
-            ring.append_special(event)
+            ring.append_control(event)
 
 
 def same(restored: Ring, ring: Ring, cursors) -> None:
@@ -301,7 +301,7 @@ def same(restored: Ring, ring: Ring, cursors) -> None:
 def test_segments_restore_the_ring(events, cuts, logprobs, has_counts):
     """Cut into segments anywhere, a ring comes back the same after every cursor, and as a whole."""
     ring = Ring(BIG, logprobs=logprobs, counts=has_counts)
-    ring.append_special(Opened(2))
+    ring.append_control(Opened(2))
     dumped, last_id = [], 0
     for number, event in enumerate(events, start=1):
         fill(ring, [event])
@@ -323,7 +323,7 @@ def test_segments_restore_the_ring(events, cuts, logprobs, has_counts):
 def test_segments_that_overlap_count_once(events, data, both):
     """Events that two segments both have are restored once."""
     ring = Ring(BIG, logprobs=both, counts=both)
-    ring.append_special(Opened(1))
+    ring.append_control(Opened(1))
     dumped = []
     for event in events:
         if data.draw(st.booleans()):
@@ -397,7 +397,7 @@ def test_ring_begins_at_any_id():
     """An empty ring may stand for a position: its first event follows it."""
     ring = Ring(BIG, first_id=42)
     assert ring.last_id == 41
-    ring.append_special(Done())
+    ring.append_control(Done())
     assert ring.after(41) == (42, Done())
 
 
@@ -405,7 +405,7 @@ def test_ring_begins_at_any_id():
 def test_damaged_segment_is_refused(data):
     """A segment with any byte changed or missing is an error, never other text."""
     ring = Ring(BIG)
-    ring.append_special(Opened(1))
+    ring.append_control(Opened(1))
     ring.append(delta("hello"))
     _, piece = ring.dump(0)
     place = data.draw(st.integers(0, len(piece) - 1))

@@ -24,8 +24,8 @@ def columns(segment: Segment) -> tuple[object, ...]:
         list(c) if c is not None else None
         for c in (segment.tracks, segment.lengths, segment.logprob_lengths, segment.counts)
     ]
-    specials = [tuple(special) for special in segment.specials]
-    return segment.first_id, list(segment.names), specials, *lists, segment.text, segment.logprobs
+    control_events = [tuple(event) for event in segment.control_events]
+    return segment.first_id, list(segment.names), control_events, *lists, segment.text, segment.logprobs
 
 
 @pytest.mark.parametrize("segment", [PLAIN, FULL])

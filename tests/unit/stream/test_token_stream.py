@@ -32,7 +32,7 @@ class PlainWire:
         """Several events."""
         return b"%d:%b" % (last_id, b"|".join(part.text for part in parts))
 
-    def special(self, event_id, event):
+    def control(self, event_id, event):
         """No text."""
         return b"%d:%b" % (event_id, type(event).__name__.encode())
 

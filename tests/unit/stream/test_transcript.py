@@ -12,11 +12,11 @@ def said(*deltas: Delta) -> dict[int, ChoiceMessage]:
     ring = Ring(1 << 20)
     for delta in deltas:
         if delta.tool is not None and delta.tool.name is not None:
-            ring.append_special(ToolStarted(delta.choice, delta.tool))
+            ring.append_control(ToolStarted(delta.choice, delta.tool))
         if delta.text:
             ring.append(delta)
         if delta.finish_reason is not None:
-            ring.append_special(Finished(delta.choice, delta.finish_reason, delta.matched_stop))
+            ring.append_control(Finished(delta.choice, delta.finish_reason, delta.matched_stop))
     return build_messages(*ring.whole())
 
 

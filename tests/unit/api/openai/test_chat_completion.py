@@ -57,8 +57,8 @@ def frames_of(ring: Ring, wire: ChunkWire, cursor: int = 0) -> bytes:
     out = b""
     while cursor < ring.last_id:
         cursor, content = ring.after(cursor)
-        special = isinstance(content, ControlEvent)
-        out += wire.special(cursor, content) if special else wire.delta(cursor, content)
+        is_control = isinstance(content, ControlEvent)
+        out += wire.control(cursor, content) if is_control else wire.delta(cursor, content)
     return out
 
 
@@ -75,16 +75,16 @@ def test_any_text_makes_the_same_transcript_in_any_framing(pieces, usage):
     """One event a frame, several, or all at once: a client understands the same text."""
     chat = request(n=3, include_usage=usage)
     ring, wire = Ring(10**9), ChunkWire(chat)
-    ring.append_special(Opened(3))
+    ring.append_control(Opened(3))
     expected: dict[tuple[int, str], str] = {}
-    singly = wire.special(1, Opened(3))
+    singly = wire.control(1, Opened(3))
     for channel, choice, text in pieces:
         tool = ToolCall(0) if channel == "tool" else None
         singly += wire.text(*ring.append(Delta(choice, channel, text, (1,), Counts(), tool=tool)))
         name = "tool0" if channel == "tool" else channel
         expected[choice, name] = expected.get((choice, name), "") + without_surrogates(text)
-    ring.append_special(Done())
-    singly += wire.special(ring.last_id, Done())
+    ring.append_control(Done())
+    singly += wire.control(ring.last_id, Done())
     transcripts = []
     for frames in (singly, frames_of(ring, wire), frames_of(ring, wire, 1)):
         transcript = Transcript()
@@ -107,7 +107,7 @@ def test_lone_surrogate_costs_itself_only(text: str):
 
 def test_opening_holds_roles_and_retry():
     """The first event has the role of every choice, and the only `retry:` of the stream."""
-    frame = ChunkWire(request(n=3)).special(1, Opened(3))
+    frame = ChunkWire(request(n=3)).control(1, Opened(3))
     parser = SSEParser()
     (event,) = parser.feed(frame)
     assert parser.retries == [(1000, True)]
@@ -122,14 +122,14 @@ def test_no_other_frame_has_a_retry():
     """`retry:` comes once."""
     wire = ChunkWire(request())
     events = [ToolStarted(0, ToolCall(0, "i", "n")), Finished(0, "stop", None), Notice("usage", {}), Done()]
-    frames = b"".join(wire.special(i, event) for i, event in enumerate(events, start=2))
+    frames = b"".join(wire.control(i, event) for i, event in enumerate(events, start=2))
     assert b"retry" not in frames
 
 
 def test_heartbeat_between_frames_changes_nothing():
     """A comment line without a blank line is no event, wherever it stands."""
     wire = ChunkWire(request())
-    frames = [wire.special(1, Opened(1)), wire.special(2, Done())]
+    frames = [wire.control(1, Opened(1)), wire.control(2, Done())]
     parser = SSEParser()
     events = parser.feed(PING + frames[0] + PING + PING + frames[1] + PING)
     assert [e.id for e in events] == [1, 2]
@@ -162,12 +162,12 @@ def test_usage_is_null_until_it_comes():
     """With include_usage every chunk but the last has `usage: null`; without it, none has the field."""
     for asked in (True, False):
         ring, wire = Ring(10**9), ChunkWire(request(include_usage=asked))
-        ring.append_special(Opened(1))
+        ring.append_control(Opened(1))
         ring.append(Delta(0, "text", "a", (1,), Counts()))
-        ring.append_special(Finished(0, "stop", None))
+        ring.append_control(Finished(0, "stop", None))
         chunks = [event.json() for event in parse(frames_of(ring, wire))]
         assert [("usage" in chunk, chunk.get("usage")) for chunk in chunks] == [(asked, None)] * 3
-    assert one(wire.special(9, Notice("usage", {"total_tokens": 3}))) == {
+    assert one(wire.control(9, Notice("usage", {"total_tokens": 3}))) == {
         "id": "chatcmpl-1",
         "object": "chat.completion.chunk",
         "created": 1_700_000_000,
@@ -204,7 +204,7 @@ def test_logprobs_are_with_their_text():
     ring, wire = Ring(10**9, logprobs=True), ChunkWire(request(logprobs=True))
     for token in "ab":
         ring.append(Delta(0, "text", token, (1,), Counts(), logprobs=[{"token": token, "logprob": -1.0}]))
-    ring.append_special(Finished(0, "stop", None))
+    ring.append_control(Finished(0, "stop", None))
     ring.append(Delta(0, "text", "c", (1,), Counts()))
     (choice,) = one(wire.delta(*ring.after(0)))["choices"]
     assert [entry["token"] for entry in choice["logprobs"]["content"]] == ["a", "b"]
@@ -216,12 +216,12 @@ def test_logprobs_are_with_their_text():
 def test_end_of_a_choice_names_its_reason():
     """The finish reason has a chunk of its own, with what matched, which is null where no stop did."""
     wire = ChunkWire(request())
-    (choice,) = one(wire.special(2, Finished(1, "stop", "END")))["choices"]
+    (choice,) = one(wire.control(2, Finished(1, "stop", "END")))["choices"]
     end = {"index": 1, "delta": {"reasoning_content": None}, "finish_reason": "stop", "matched_stop": "END"}
     assert choice == end
-    (choice,) = one(wire.special(2, Finished(0, "abort", None)))["choices"]
+    (choice,) = one(wire.control(2, Finished(0, "abort", None)))["choices"]
     assert choice["finish_reason"] == "stop"
-    (choice,) = one(wire.special(2, Finished(0, "length", None)))["choices"]
+    (choice,) = one(wire.control(2, Finished(0, "length", None)))["choices"]
     assert choice["matched_stop"] is None
 
 
@@ -230,11 +230,11 @@ def test_every_delta_has_reasoning_content(*, logprobs: bool):
     """Clients of SGLang read the field of every chunk; it is null where the chunk has no reasoning."""
     wire, ring = ChunkWire(request(logprobs=logprobs)), Ring(10**9, logprobs=logprobs)
     entries = [{"token": "a", "logprob": -1.0}] if logprobs else None
-    chunks = [one(wire.special(1, Opened(1))), one(wire.special(2, ToolStarted(0, ToolCall(0, "i", "n"))))]
+    chunks = [one(wire.control(1, Opened(1))), one(wire.control(2, ToolStarted(0, ToolCall(0, "i", "n"))))]
     for number, channel in enumerate(("text", "reasoning")):
         ring.append(Delta(0, channel, "a", (1,), Counts(), logprobs=entries))
         chunks.append(one(wire.delta(*ring.after(number))))
-    chunks.append(one(wire.special(9, Finished(0, "stop", None))))
+    chunks.append(one(wire.control(9, Finished(0, "stop", None))))
     fields = [chunk["choices"][0]["delta"]["reasoning_content"] for chunk in chunks]
     assert fields == [None, None, None, "a", None]
 
@@ -242,6 +242,6 @@ def test_every_delta_has_reasoning_content(*, logprobs: bool):
 def test_error_and_end():
     """An error is the usual body as an event; the end is [DONE]; both have ids."""
     wire = ChunkWire(request())
-    error, done = parse(wire.special(5, Failed(EngineFailed("broke").as_body())) + wire.special(6, Done()))
+    error, done = parse(wire.control(5, Failed(EngineFailed("broke").as_body())) + wire.control(6, Done()))
     assert (error.id, done.id, done.data) == (5, 6, "[DONE]")
     assert json.loads(error.data)["error"]["code"] == "engine_failed"

@@ -67,15 +67,15 @@ def test_text_is_the_same_in_frames_of_any_size(pieces: list[tuple[int, str]]):
 def test_control_events_are_text_completion_chunks():
     """The first has the time to retry after, and an empty text for each choice; the last has the reason."""
     writer = wire(n=2, include_usage=True)
-    opened = writer.special(1, Opened(2))
+    opened = writer.control(1, Opened(2))
     assert b"retry: 1000\n" in opened
     body = chunk(opened)
     empty = {"text": "", "logprobs": None, "finish_reason": None}
     assert (body["id"], body["object"], body["model"]) == ("cmpl-1", "text_completion", "scripted")
     assert (body["usage"], body["choices"]) == (None, [{"index": 0, **empty}, {"index": 1, **empty}])
-    (ended,) = chunk(writer.special(2, Finished(1, "stop", "END")))["choices"]
+    (ended,) = chunk(writer.control(2, Finished(1, "stop", "END")))["choices"]
     assert ended == {"index": 1, **empty, "finish_reason": "stop", "matched_stop": "END"}
-    notice = chunk(writer.special(3, Notice("usage", {"total_tokens": 2})))
+    notice = chunk(writer.control(3, Notice("usage", {"total_tokens": 2})))
     assert (notice["choices"], notice["usage"]) == ([], {"total_tokens": 2})
 
 
@@ -123,7 +123,7 @@ def test_plain_events_are_data_lines_alone(event: Any):
     sink = Kept()
     plain = PlainSink(sink)
     plain.write(PING)
-    plain.write(wire().special(7, event), wire().special(8, event))
+    plain.write(wire().control(7, event), wire().control(8, event))
     lines = b"".join(sink.sent).decode().split("\n")
     assert [line[:6] for line in lines if line] == ["data: ", "data: "]
     for line in filter(None, lines):

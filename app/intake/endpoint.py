@@ -1,4 +1,7 @@
-"""A door: one kind of requests for answers, as a parser of their bodies and a renderer of their answers."""
+"""An endpoint: one kind of requests for answers, with a parser of their bodies and a renderer of answers.
+
+`app.api.routes.endpoints` makes the three that there are, and `Intake.open_stream` serves them all.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ class Sender(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """A kind of requests for answers."""
+class AnswerEndpoint:
+    """A kind of requests for answers, in the words of one API."""
 
     id_prefix: str
-    """The beginning of its answers' ids; no door's begins with another's."""
+    """The beginning of its answers' ids; no endpoint's begins with another's."""
     object: str
     """OpenAI's name for the kind of its answers."""
     parse: Callable[[Mapping[str, Any], Sender], Sequence[ChatRequest]]

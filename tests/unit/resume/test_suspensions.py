@@ -16,8 +16,8 @@ from app.journal.entry import Progress
 from app.journal.history import History, LoadedTurn
 from app.journal.reconcile import reconcile
 from app.resume.continue_answer import ContinuedAnswer
-from app.resume.pending import Suspensions
 from app.resume.snapshot import NotReadable, pack, unpack
+from app.resume.suspensions import Suspensions
 from app.store import events, suspensions
 from app.store.events import StoredStream
 from app.store.suspensions import StoredSuspension
@@ -425,7 +425,7 @@ async def test_what_is_asked_for_in_vain_can_be_asked_for_again(world: Generatio
     await suspended(world)
     clock.now_s += TIMEOUT_S - 1
     world.admission.precheck_error = Overloaded("full", retry_after_s=1)
-    world.suspensions.touch("chatcmpl-1")
+    world.suspensions.extend_deadline("chatcmpl-1")
     stream, serving = await world.continue_()
     await serving
     assert stream.suspended
@@ -562,7 +562,7 @@ async def test_another_owner_finds_nothing(world: Generations):
 
 def test_what_stays_suspended_is_said_by_its_error():
     """A caller's own stop ends it, whatever the error."""
-    start = ContinuedAnswer(
+    answer = ContinuedAnswer(
         unpack(stored(asked(), LoadedTurn(asked()), Progress())),
         *[None] * 3,  # type: ignore[arg-type]
     )
@@ -571,8 +571,8 @@ def test_what_stays_suspended_is_said_by_its_error():
         cancelled: str | None = None
 
     stream: Any = Stream()
-    assert start.should_suspend(stream, Overloaded("full", retry_after_s=1))
-    assert not start.should_suspend(stream, BadRequest("no"))
+    assert answer.should_suspend(stream, Overloaded("full", retry_after_s=1))
+    assert not answer.should_suspend(stream, BadRequest("no"))
     for reason, stays in (("cancelled", False), ("disconnect", True), (SUSPENDED, True)):
         stream.cancelled = reason
-        assert start.should_suspend(stream, BadRequest("no")) is stays
+        assert answer.should_suspend(stream, BadRequest("no")) is stays

@@ -1,4 +1,4 @@
-"""The doors of `/api/chat/completions`, `/v1/chat/completions` and `/v1/completions`."""
+"""The endpoints of `/api/chat/completions`, `/v1/chat/completions` and `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from app.api.openai.text_completion import CompletionWire, text_completion
 from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.completions import parse_completion
 from app.core import ChatRequest
-from app.intake.door import Door, Sender, new_id
+from app.intake.endpoint import AnswerEndpoint, Sender, new_id
 
 
-def chat_door(*, store: bool, strict: bool) -> Door:
+def chat_endpoint(*, store: bool, strict: bool) -> AnswerEndpoint:
     """With `store` answers are stored unless the request says no; `strict` is that of parse_chat_request."""
     prefix = "chatcmpl-"
 
     def parse(body: Mapping[str, Any], sender: Sender) -> Sequence[ChatRequest]:
         return [parse_chat_request(body, new_id(prefix), store=store, strict=strict, **sender._asdict())]
 
-    return Door(prefix, "chat.completion", parse, ChunkWire, lambda streams: completion(streams[0]))
+    return AnswerEndpoint(prefix, "chat.completion", parse, ChunkWire, lambda streams: completion(streams[0]))
 
 
-def text_door(*, strict: bool) -> Door:
+def text_endpoint(*, strict: bool) -> AnswerEndpoint:
     """Prompts without a template. `strict` refuses parameters that have no effect."""
     prefix = "cmpl-"
 
@@ -32,4 +32,4 @@ def text_door(*, strict: bool) -> Door:
         make_id = partial(new_id, prefix)
         return parse_completion(body, make_id=make_id, strict=strict, **sender._asdict())
 
-    return Door(prefix, CompletionWire.OBJECT, parse, CompletionWire, text_completion)
+    return AnswerEndpoint(prefix, CompletionWire.OBJECT, parse, CompletionWire, text_completion)

@@ -1,11 +1,20 @@
 """The suspended requests: those that this process suspends, and those that it has yet to continue.
 
-    live ──(the server stops)──▶ suspended ──(a client returns)──▶ continued
-                                     └──(not resumed in time, or deleted)──▶ settled
+    live ──(the server stops)──▶ suspended ──(a client returns)──▶ continued: as any live request
+                                     └──(see the table)──▶ settled
 
+    settled by                       | a suspended request
+    Suspensions.expire               | that no client resumed in time
+    Suspensions.settle_conversation  | whose conversation was deleted
+    ContinuedStreams.find            | that this version cannot read, or with damaged events
+    ContinuedStreams._continue       | whose key was revoked or has expired
+    ContinuedAnswer.fail             | that is refused, as its model is gone, or cancelled
+
+`ContinuedStreams` (app.intake.continued_streams) finds a request for a client that returns, and
+`ContinuedAnswer` (app.resume.continue_answer) begins its answer in `Pipeline.serve`.
 A request is settled at the counts that were released. Its time begins with the process, because before that
-no client could resume. It begins again when a full server refuses to resume it, and when this process
-suspends a request itself, which is left to the next process.
+no client could resume. It begins again when a client asks for it, whom a full server may refuse,
+and when this process suspends a request itself, which is left to the next process.
 """
 
 from __future__ import annotations
@@ -108,7 +117,7 @@ class Suspensions:
         else:
             self._num_suspended += 1
             self._seqs[stream.request_id] = entry.request_seq
-            self.touch(stream.request_id)
+            self.extend_deadline(stream.request_id)
             stream.suspend(error)
 
     async def drained(self) -> None:
@@ -137,8 +146,8 @@ class Suspensions:
             self._log.error("suspended_unreadable", request_id=request_id, error=safe_traceback(exc))
             return stored.stream, None
 
-    def touch(self, request_id: str) -> None:
-        """Note that a client waits for a suspended request: its time begins again."""
+    def extend_deadline(self, request_id: str) -> None:
+        """Begin a suspended request's time again, as a client waits for it."""
         if request_id in self._seqs:  # it may have been settled meanwhile
             self._touched_s[request_id] = self._clock_s()
 
