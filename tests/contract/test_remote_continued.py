@@ -42,7 +42,7 @@ async def test_an_answer_goes_on_behind_its_ids(remote_engine: Engine, options: 
     assert answer.token_ids() == whole.token_ids()
     assert answer.finish_reason() == whole.finish_reason()
     assert answer.counts()._replace(cached_tokens=0) == whole.counts()._replace(cached_tokens=0)
-    assert len(answer.deltas[0].token_ids) == cut
+    assert len(answer.deltas[0].token_ids) == min(cut, len(whole.token_ids()))
 
 
 async def test_each_choice_goes_on_behind_its_own_ids(remote_engine: Engine) -> None:
