@@ -53,6 +53,10 @@ class SkipReleased:
                 self._tools.setdefault(event.choice, []).append(event.tool)
         self._behind = {*released, *self._finished, *(track.choice for track in runs), *self._tools}
         """Choices whose released part has not been generated again in full."""
+        self._left_chars = dict.fromkeys(self._behind, 0)
+        """Characters of each choice's released part that the screen has not been given."""
+        for name, track in self._tracks.items():
+            self._left_chars[name.choice] += track.num_chars
 
     @property
     def halted(self) -> Verdict | None:
@@ -64,6 +68,8 @@ class SkipReleased:
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
         """Screen a delta, as `AnswerScreen.feed`. Raises OutputMismatch too."""
+        if self._behind and delta.choice in self._left_chars:
+            self._left_chars[delta.choice] -= len(delta.text)
         passed = self._screen.feed(delta)
         return list(self._unreleased(passed)) if self._behind else passed
 
@@ -101,7 +107,11 @@ class SkipReleased:
         if not started and all(t.is_complete for name, t in self._tracks.items() if name.choice == choice):
             self._behind.discard(choice)
         elif text or delta.finish_reason is not None:
-            raise OutputMismatch
+            if text or self._left_chars[choice] > 0:
+                raise OutputMismatch
+            # The screen has it, and withholds its end with what came in the same delta.
+            self._behind.discard(choice)
+            return delta._replace(counts=self._released.get(choice, delta.counts))
         is_new = text or logprobs or delta.finish_reason is not None or (tool is not None and tool.name)
         released_tokens = self._released.get(choice, Counts()).completion_tokens
         if not is_new and delta.counts.completion_tokens <= released_tokens:
@@ -117,6 +127,10 @@ class _Track:
         self._length = 0
         self._entries = len(orjson.loads(b"[" + run.logprobs + b"]")) if run.logprobs else 0
         """Entries of log probabilities that are still to be generated again."""
+
+    @property
+    def num_chars(self) -> int:
+        return len(self._text)
 
     @property
     def is_complete(self) -> bool:

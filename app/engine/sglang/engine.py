@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 THREAD = "sglang"
 """The name of the thread that launches SGLang."""
+END_S = 30.0
+"""Seconds to await the end of a start that was given up: SGLang looks at its processes every 5 s."""
 
 
 class SGLangEngine:
@@ -163,7 +165,8 @@ class SGLangEngine:
     async def _start_run(self, max_s: float) -> SGLangRun:
         """Launch SGLang, in `max_s` seconds at most; 0 is any time.
 
-        Raises what `SGLangRun.start` does, and EngineFailed where it takes longer; nothing is left then.
+        Raises what `SGLangRun.start` does, and EngineFailed where it takes longer; nothing is left then,
+        unless the thread itself hangs, which `END_S` seconds are waited for.
         """
         self._is_launched = False
 
@@ -171,15 +174,19 @@ class SGLangEngine:
             self._is_launched = True
 
         hang_s = BUSY_FACTOR * self._limits.hang_s
+        starting = asyncio.create_task(
+            SGLangRun.start(self._options, self._thread, warm_up_hang_s=hang_s, on_launched=launched)
+        )
         try:
-            async with asyncio.timeout(max_s or None) as limit:
-                return await SGLangRun.start(
-                    self._options, self._thread, warm_up_hang_s=hang_s, on_launched=launched
-                )
-        except TimeoutError as exc:
-            if not limit.expired():
-                raise
-            raise EngineFailed(f"the start hangs: it has taken {max_s:.0f} s") from exc
+            await asyncio.wait({starting}, timeout=max_s or None)
+            if starting.done():
+                return starting.result()
+        finally:
+            if not starting.done():
+                starting.add_done_callback(lambda task: task.cancelled() or task.exception())
+                starting.cancel()
+                await asyncio.wait({starting}, timeout=END_S)  # a thread that hangs itself cannot be ended
+        raise EngineFailed(f"the start hangs: it has taken {max_s:.0f} s")
 
     def _max_restart_s(self) -> float:
         """The longest time for a restart in seconds: the last start's with a wide margin; 0 is any."""

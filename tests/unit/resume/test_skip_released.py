@@ -142,6 +142,32 @@ async def test_what_is_held_back_at_a_failure_is_released_if_it_is_new(text: str
     assert texts(screen.drain()) == rest
 
 
+class WithholdingScreen(HoldingScreen):
+    """Drops at an end what it holds, as where a span has begun at an end that the caller chose."""
+
+    def feed(self, delta: Delta) -> Sequence[Delta]:
+        """See AnswerScreen."""
+        if delta.finish_reason is None:
+            return ()
+        return [delta._replace(text="", counts=delta.counts._replace(completion_tokens=0))]
+
+
+async def test_what_was_released_may_be_withheld_with_what_came_in_one_step():
+    """An engine hands over all of the earlier part at once: the answer ends as it would have."""
+    screen = resumed(said("we ", 1), said("eat ", 2), screen=WithholdingScreen())
+    assert screen.feed(said("we eat red", 3)) == []
+    (end,) = screen.feed(said(" apple", 4, finish="length"))
+    assert (end.text, end.finish_reason, end.counts) == ("", "length", Counts(5, 2))
+
+
+async def test_a_shorter_answer_is_another_one_though_it_is_withheld():
+    """The screen was not given all that was released."""
+    screen = resumed(said("we ", 1), said("eat ", 2), screen=WithholdingScreen())
+    assert screen.feed(said("we ", 1)) == []
+    with pytest.raises(OutputMismatch):
+        screen.feed(said("eat", 2, finish="length"))
+
+
 def test_the_prompt_costs_nothing_more():
     """Its counts stay what they were, whatever was cached then and now."""
     progress = Progress([[1, 2]], {0: Counts(10, 2, 4)})

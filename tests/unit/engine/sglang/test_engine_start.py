@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from app.core import Health
+from app.engine.sglang import engine as engine_module
+from app.engine.sglang import run
 from app.engine.sglang.args import SGLangOptions
 from app.engine.sglang.engine import SGLangEngine
 from app.engine.sglang.run import SGLangRun
@@ -39,6 +42,30 @@ async def test_a_first_start_that_hangs_fails_and_is_not_repeated(freed: list[st
         await engine.start()
     assert (freed, engine.health()) == (["freed"], Health.DEAD)
     await engine.aclose()
+
+
+async def test_a_launch_that_hangs_in_its_thread_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process of it can be killed to end it, as where a file system or a download stands still."""
+    hangs, launched = threading.Event(), threading.Event()
+
+    def launch(_: SGLangOptions) -> None:
+        launched.set()
+        hangs.wait(30)
+        raise RuntimeError("too late")
+
+    monkeypatch.setattr(run, "_launch", launch)
+    monkeypatch.setattr(engine_module, "END_S", 0.05)
+    engine = SGLangEngine(SGLangOptions(), limits=RestartLimits(start_s=0.05))
+    try:
+        async with asyncio.timeout(10):
+            with pytest.raises(EngineFailed, match="the start hangs"):
+                await engine.start()
+        assert launched.wait(10)
+        assert not hangs.is_set()
+    finally:
+        hangs.set()
+        await engine.aclose()
+    assert engine.health() is Health.DEAD
 
 
 async def test_a_start_that_is_given_up_is_freed_too(freed: list[str]) -> None:
