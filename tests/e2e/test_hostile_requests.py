@@ -108,6 +108,7 @@ async def test_refused(sglang_server: ServerProcess, name: str, *, stream: bool)
     assert answer.refusal() in (
         (400, "invalid_value", param),
         (400, "invalid_type", param),
+        (400, "missing_parameter", param),
         (400, "unsupported_parameter", param),
     )
     await still_serves(sglang_server)

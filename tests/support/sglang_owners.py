@@ -41,32 +41,33 @@ class Node:
 
     async def flow(self) -> Flow:
         """A long stream of the other key, read as it comes."""
-        stream = await open_stream(
-            self.port, body(ignore_eos=True, max_tokens=7000, stream=True), headers=self.other
-        )
+        usage = {"include_usage": True, "continuous_usage_stats": True}
+        request = body(ignore_eos=True, max_tokens=7000, stream=True, stream_options=usage)
+        stream = await open_stream(self.port, request, headers=self.other)
         flow = Flow(stream)
         self._flows.append(flow)
         return flow
 
 
 class Flow:
-    """A stream, and when its events came."""
+    """A stream, and how many of its tokens have come; an event may have several."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._came_s: list[float] = []
+        self._num_tokens = 0
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        async for _ in self._stream.events():
-            self._came_s.append(asyncio.get_running_loop().time())
+        async for event in self._stream.events():
+            if usage := event.json().get("usage"):
+                self._num_tokens = usage["completion_tokens"]
 
     async def rate(self, seconds: float) -> float:
-        """Events per second in the time that comes."""
-        count = len(self._came_s)
+        """Tokens per second in the time that comes."""
+        begun = self._num_tokens
         await asyncio.sleep(seconds)
         assert not self._reading.done()
-        return (len(self._came_s) - count) / seconds
+        return (self._num_tokens - begun) / seconds
 
     async def close(self) -> None:
         """Leave."""

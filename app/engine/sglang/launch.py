@@ -106,16 +106,26 @@ def launch(options: SGLangOptions) -> Launched:
     if needs_cpu_platform():
         keep_images_on_the_cpu()
     older = set(multiprocessing.active_children())
+    load_files: list[tuple[Any, Path]] = []
+
+    def tokenizer_manager(server_args: Any, ports: Any) -> Any:
+        manager, templates = _tokenizer_manager(server_args, ports)
+        load_files.append((manager.load_snapshot_reader, Path(shm_path_for(ports.instance_id))))
+        return manager, templates
+
     try:
         with _our_logging():
             manager, templates, ports, init, watchdog, _ = sglang_engine.Engine._launch_subprocesses(  # noqa: SLF001
                 server_args,
-                _tokenizer_manager,
+                tokenizer_manager,
                 scheduler_entry(environ, options.grammar_mask_ms),
                 _detokenizer_entry(environ),
             )
     except BaseException:
         _kill(list(set(multiprocessing.active_children()) - older))
+        for reader, path in load_files:  # SGLang would leave both
+            reader.close()
+            path.unlink(missing_ok=True)
         raise
     watchdog.stop()  # polls once a second and ends the process; ours waits on the children's sentinels
     infos = init.scheduler_infos
