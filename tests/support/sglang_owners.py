@@ -16,6 +16,7 @@ from tests.support.servers import ROOT, ServerProcess, start_process
 from tests.support.sse_client import Response, Stream, fetch, open_stream
 
 CHAT = "/v1/chat/completions"
+ADMIN_KEY = "root"
 LEAST_SHARE = 0.2
 """Of the tokens per second that a stream has alone; generous, for the machine may be busy."""
 
@@ -98,7 +99,8 @@ def made_key(directory: Path, name: str) -> dict[str, str]:
 async def two_owners(directory: Path, preloaded: Preloaded | None) -> AsyncIterator[Node]:
     """A server with the built-in model that has answered once."""
     hostile, other = made_key(directory, "hostile"), made_key(directory, "other")
-    server = await start_process(directory, "--safety", "off", "--resume-grace-s", "0", preloaded=preloaded)
+    flags = ("--safety", "off", "--resume-grace-s", "0")
+    server = await start_process(directory, *flags, preloaded=preloaded, TOKENRING_API_KEY=ADMIN_KEY)
     try:
         node = Node(server, await server.ready(timeout_s=200), hostile, other)
         assert (await node.ask(other)).status == 200

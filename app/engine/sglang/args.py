@@ -51,9 +51,6 @@ DEFAULTS: Mapping[str, Any] = {
 
 CPU_DEFAULTS: Mapping[str, Any] = {
     "device": "cpu",
-    # A pass over prompts takes as long as all of them together here, and running answers wait for it. Beside
-    # floods of 128 prompts with 1,024 biases each an answer has 36 to 57 tokens/s, without this 20, alone 130
-    "prefill_max_requests": 8,
     "attention_backend": "torch_native",
     "sampling_backend": "pytorch",
     "disable_cuda_graph": True,
