@@ -15,9 +15,8 @@ from tests.support.sse_client import fetch
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timed, pytest.mark.timeout(400)]
 
-ATTACK_S = 4.0
-LEAST_SHARES = {"biases_of_prompts": 0.1, "biases_of_requests": 0.1}
-"""The scheduler reads 131,000 entries of these between two steps (docs/log/2026-11.md)."""
+ATTACK_S = 8.0
+"""The bound on a key that slows others takes some 3 s to narrow (app.admission.windows)."""
 ATTACKS = (
     *("stops", "stops_of_prompts", "stops_begun", "broken_characters"),
     *("biases", "biases_of_prompts", "biases_of_requests"),
@@ -111,4 +110,4 @@ async def test_another_stream_flows_beside_an_attack(node: Node, alone: float, n
     await attacking
     await flow.close()
     assert {status for status in target.statuses if status >= 500} <= {503}
-    assert beside > LEAST_SHARES.get(name, LEAST_SHARE) * alone
+    assert beside > LEAST_SHARE * alone
