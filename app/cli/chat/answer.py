@@ -63,8 +63,31 @@ class Answer:
             self.done and self.error is None and not self.remarks and self.finish_reason != "content_filter"
         )
 
-    def add(self, chunk: Mapping[str, Any]) -> Iterator[Piece]:
+    def opened(self, answer_id: str) -> None:
+        """A connection has headers, which name the answer."""
+        self.id = answer_id or self.id
+
+    def forgotten(self) -> None:
+        """The server does not know the answer, nothing of which has arrived."""
+        self.id = ""
+
+    def reconnecting(self) -> None:
+        """A connection was lost."""
+        self.reconnects += 1
+
+    def ended(self) -> None:
+        """There are no more events."""
+        self.done = True
+
+    def take(self, event_id: int, data: bytes) -> Iterator[Piece]:
         """Take in an event; gives the text that it adds."""
+        self.last_event_id = event_id
+        if data == b"[DONE]":
+            self.ended()
+            return
+        yield from self._add(json.loads(data))
+
+    def _add(self, chunk: Mapping[str, Any]) -> Iterator[Piece]:
         self.error = chunk.get("error") or self.error
         self.model = chunk.get("model") or self.model
         self.conversation_id = chunk.get("conversation_id") or self.conversation_id
@@ -140,9 +163,9 @@ class AnswerStream:
             response = self._open()
         with closing(response):
             if response.status == _NO_CONTENT:
-                self.answer.done = True
+                self.answer.ended()
                 return
-            self.answer.id = response.headers["x-request-id"] or self.answer.id
+            self.answer.opened(response.headers["x-request-id"])
             if self.is_stopping:
                 self._server.call("POST", f"{PATH}/{self.answer.id}/cancel", timeout_s=_CANCEL_TIMEOUT_S)
             yield from self._read(response)
@@ -158,7 +181,7 @@ class AnswerStream:
     def _read(self, response: http.client.HTTPResponse) -> Iterator[Piece]:
         """The text of a connection's events. Raises Unreachable where it ends before the answer."""
         event_id = self.answer.last_event_id
-        while True:
+        while not self.answer.done:
             with self._interrupts.waiting():
                 line = response.readline()
             if not line.endswith(b"\n"):
@@ -168,11 +191,7 @@ class AnswerStream:
             if name == b"id":
                 event_id = int(value)
             elif name == b"data":
-                self.answer.last_event_id = event_id
-                if value == b"[DONE]":
-                    self.answer.done = True
-                    return
-                yield from self.answer.add(json.loads(value))
+                yield from self.answer.take(event_id, value)
 
     def _is_in_contact(self) -> None:
         if self._announced:
@@ -185,7 +204,7 @@ class AnswerStream:
         if refused.status in _BAD_GATEWAY:
             self._reconnect_or_raise(refused)
         elif refused.status == _NOT_FOUND and self._body and self.answer.id and not self.answer.last_event_id:
-            self.answer.id = ""  # the server was killed before it wrote anything down: ask again
+            self.answer.forgotten()  # the server was killed before it wrote anything down: ask again
             self._reconnect_or_raise(refused)
         elif refused.retry_after_s is None or refused.retry_after_s > _MAX_RETRY_AFTER_S:
             raise refused
@@ -213,7 +232,7 @@ class AnswerStream:
             ) from cause
         self._pause_s = _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
         self._failures += 1
-        self.answer.reconnects += 1
+        self.answer.reconnecting()
         self._announce("The connection was lost; reconnecting. Ctrl-C stops the answer.", "lost")
 
     def _announce(self, text: str, reason: str) -> None:

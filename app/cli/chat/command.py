@@ -131,7 +131,7 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
         "usage": answer.usage,
         "moderation": answer.moderation,
         "error": answer.error,
-        "notes": outcome.notes,
+        "notes": list(outcome.notes),
         "reconnects": answer.reconnects,
     }
 

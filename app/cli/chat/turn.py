@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,14 @@ class Turn:
         }
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """An answer as far as it came."""
+    """An answer as far as it came, and what has to be said about its end."""
 
     answer: Answer
-    elapsed_s: float = 0.0
-    is_stopped: bool = False
-    notes: list[str] = field(default_factory=list)
+    elapsed_s: float
+    is_stopped: bool
+    notes: Sequence[str]
 
 
 def user_message(text: str, images: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
@@ -92,6 +92,5 @@ def ask(
         finally:
             if screen:
                 screen.end()
-    outcome = Outcome(stream.answer, time.monotonic() - began_s, stream.is_stopping)
-    outcome.notes = remarks(stream.answer, is_stopped=stream.is_stopping)
-    return outcome
+    notes = remarks(stream.answer, is_stopped=stream.is_stopping)
+    return Outcome(stream.answer, time.monotonic() - began_s, stream.is_stopping, notes)
