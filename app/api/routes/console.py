@@ -67,10 +67,14 @@ def load() -> Console:
     """The console of this program; it takes 50 ms, once."""
     contents = dict(_read(resources.files("app.api").joinpath("console")))
     version = hashlib.sha256(repr(sorted(contents.items())).encode()).hexdigest()[:16]
-    parts = _BUILT if _is_built(contents.pop(_SUMS), contents) else _SOURCES
+    parts = _BUILT if _is_built(contents.pop(_SUMS, b""), contents) else _SOURCES
     page = contents.pop(_PAGE).decode()
-    pages = [_file(_PAGE, page.format(version=version, **names).encode()) for names in (parts, _SOURCES)]
-    return Console(version, *pages, {path: _file(path, content) for path, content in contents.items()})
+    return Console(
+        version,
+        page=_file(_PAGE, page.format(version=version, **parts).encode()),
+        page_of_sources=_file(_PAGE, page.format(version=version, **_SOURCES).encode()),
+        files={path: _file(path, content) for path, content in contents.items()},
+    )
 
 
 def _read(folder: Traversable, path: str = "") -> list[tuple[str, bytes]]:

@@ -172,7 +172,7 @@ def test_a_theme_is_kept_and_shown_before_anything_is_drawn(page: Page):
 
 
 def test_a_server_that_goes_away_is_waited_for(context: BrowserContext, faults: Faults, tmp_path: Path):
-    """Without keys there is no sign-in. The page says that the server was killed, and goes on when it is back."""
+    """Without keys there is no sign-in. The page says that the server is away, and goes on by itself."""
     faults.allow("ERR_CONNECTION_REFUSED")
     faults.allow("status of 503")
     faults.allow("another host")
