@@ -33,9 +33,9 @@ export function SignIn() {
         autocapitalize="off" aria-describedby="key-help key-error" aria-invalid=${error ? "true" : null} />
       <p class="error" id="key-error" role="alert">${problem}</p>
       <label class="check"><input type="checkbox" ref=${remember} defaultChecked /> Remember it in this browser</label>
-      <p class="muted" id="key-help">Otherwise it is forgotten with this tab. An administrator gives you a key:
-        ${" "}<code>tokenring keys create --name NAME</code></p>
+      <p class="muted">Otherwise it is forgotten with this tab.</p>
       <button class="primary" disabled=${isBusy}>${isBusy ? "Signing in…" : "Sign in"}</button>
+      <p class="muted" id="key-help">No key yet? An administrator makes one: <code>tokenring keys create --name NAME</code></p>
     </form>
   </main>`;
 }
