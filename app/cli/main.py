@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     flag(node, "--rank", "number of this node; the server is node 0", int, required=True)
     _add_settings(node)
     show = command(commands, "settings", "list all settings with their defaults")
+    flag(show, "--json", "print one JSON object", bool)
     flag(show, "--markdown", "print the Markdown table of docs/settings.md, also on a terminal", bool)
     chat.add_commands(commands)
     common = flags.common()
@@ -96,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
     names = {s.name for s in settings_module.table()}
     overrides = {k: v for k, v in vars(args).items() if k in names}
     if args.command == "settings":
-        print(settings_table.text(markdown_only=args.markdown))
+        print(settings_table.json_text() if args.json else settings_table.text(markdown_only=args.markdown))
         return 0
     if args.command == "doctor":
         return doctor.run(overrides, args)

@@ -84,7 +84,7 @@ def _messages(system: str | None, question: str, images: Sequence[dict[str, Any]
 
 def _question(text: str | None) -> str | None:
     """The question of the command line, and below it what a pipe or a file on standard input holds."""
-    if stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode):  # a terminal, or /dev/null
+    if sys.stdin is None or stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode):  # a terminal, or /dev/null
         return text
     try:
         piped = sys.stdin.buffer.read().decode().strip()
