@@ -15,7 +15,7 @@ from typing import NoReturn
 from app import settings as settings_module
 from app.cli import doctor, flags, keys, safety, settings_table, store
 from app.cli.chat import command as chat
-from app.cli.client_options import Refused, Unreachable
+from app.cli.client_options import Refused, Unreachable, Unreadable
 from app.cli.flags import command, flag
 from app.errors import ServingError
 from app.settings import EXIT_CONFIG, Settings, SettingsError
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_PIPE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except (SettingsError, StoreRefused, ServingError, Refused, Unreachable) as error:
+    except (SettingsError, StoreRefused, ServingError, Refused, Unreachable, Unreadable) as error:
         print(f"tokenring: {error}", file=sys.stderr)
         return EXIT_CONFIG if args.command in ("serve", "node") else EXIT_USAGE
     return status
