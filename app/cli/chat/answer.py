@@ -225,7 +225,8 @@ class AnswerStream:
             self._refusal = None if self.answer.id else refused
             if time.monotonic() > self._give_up_at_s:
                 raise refused
-            self._pause_s = float(max(refused.retry_after_s, 1))
+            retry_after_s = float(max(refused.retry_after_s, 1))
+            self._pause_s = min(retry_after_s, _PAUSES_S[-1]) if self.answer.id else retry_after_s
             self._announce(f"{refused.message} Waiting; Ctrl-C ends the wait.", refused.code)
 
     def _reconnect_or_raise(self, cause: Exception) -> None:
