@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Literal, Protocol
+from typing import Literal
 
+from app.core import Observes
 from app.safety.verdict import STAGES, Stage, Verdict
 
 Failure = Literal["error", "timeout"]
 HOLD_BACK_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Bounds of the histogram of hold-back, in seconds."""
-
-
-class Observes(Protocol):
-    """A histogram; app.metering.traffic.Histogram is one."""
-
-    def observe(self, value: float | None, times: int = 1) -> None:
-        """Count a value; None is none."""
-        ...
 
 
 class SafetyCounters:
