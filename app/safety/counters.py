@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Literal
+from typing import Literal, get_args
 
 from app.core import Observes
 from app.safety.verdict import STAGES, Stage, Verdict
@@ -21,8 +21,10 @@ class SafetyCounters:
         """By stage, category and action; `none` and `pass` where no threshold was reached."""
         self.observed: dict[str, dict[str, Counter[str]]] = {stage: defaultdict(Counter) for stage in STAGES}
         """By stage, category and action: what observing policies would have done."""
-        self.failures: dict[str, dict[str, Counter[str]]] = {stage: defaultdict(Counter) for stage in STAGES}
-        """By stage, `error` or `timeout`, and `refused` or `passed`."""
+        self.failures: dict[str, dict[str, Counter[str]]] = {
+            stage: {why: Counter(refused=0, passed=0) for why in get_args(Failure)} for stage in STAGES
+        }
+        """By stage, `error` or `timeout`, `refused` or `passed`; from 0 on: an alert must see the first."""
         self.lifted: Counter[str] = Counter()
         """By category: refusals of prompts that the operator's `allow` lifted."""
         self.hold_back = hold_back
