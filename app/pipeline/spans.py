@@ -31,7 +31,8 @@ class Spans:
 
     def __init__(self, endpoint: str) -> None:
         """Raises SettingsError where the endpoint is no URL, or the packages are missing."""
-        if urlsplit(endpoint).scheme not in ("http", "https"):
+        url = urlsplit(endpoint)
+        if url.scheme not in ("http", "https") or not url.hostname:
             raise SettingsError("otlp_endpoint: expected a URL such as http://127.0.0.1:4318")
         try:
             from opentelemetry import trace
