@@ -265,12 +265,10 @@ class Settings:
     safety_contact: str = _setting("", "address or URL that messages about refusals name for complaints")
     gpu_hour_usd: float = _setting(
         0.0,
-        "US dollars that an hour of all GPUs of this server costs, for the metrics; 0 is unknown",
+        "US dollars for an hour of this server's GPUs, for the metrics; 0 is unknown",
         minimum=0,
     )
-    otlp_endpoint: str = _setting(
-        "", "URL of an OpenTelemetry collector that gets a trace of each request; empty is off"
-    )
+    otlp_endpoint: str = _setting("", "URL of an OpenTelemetry collector for traces; empty is off")
     log_level: str = _setting("info", "lowest severity logged", choices=("debug", "info", "warning", "error"))
     log_format: str = _setting(
         "auto",

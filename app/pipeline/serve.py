@@ -91,14 +91,7 @@ class Pipeline:
         trace = Trace(request, answer.progress.counts, stream.finish_reasons(), key_id=key_id)
         session = self._session_of(request, key)
         finalizer = Finalizer(
-            self._journal,
-            self._suspensions,
-            self._traffic,
-            self._log,
-            trace,
-            lease,
-            answer,
-            self._on_ended,
+            self._journal, self._suspensions, self._traffic, self._log, trace, lease, answer, self._on_ended
         )
         with finalizer.settle_on_exit(stream, session), self._history.claim(request):
             backend.precheck(request, key)

@@ -194,7 +194,7 @@ TABLES = (
         gauge tokenring_store_wal_bytes | bytes | wal_bytes
             Size of the write-ahead log; it grows while a reader holds a long transaction.
         gauge tokenring_store_disk_free_bytes | bytes | disk_free_bytes
-            Room that is left on the disk of the database.
+            Room left on the database's disk.
         gauge tokenring_suspended_streams | streams | num_suspended
             Streams that the previous process has suspended, and that no client has resumed yet.
         counter tokenring_event_loop_cpu_seconds_total | seconds | loop_cpu_s
@@ -204,20 +204,20 @@ TABLES = (
             HTTP responses by route and status, refusals and wrong keys too. `route` is a template such
             as `/v1/models/{id:path}`, and `none` where no route was met.
         gauge tokenring_gpu_hour_usd | dollars | gpu_hour_usd
-            The setting `gpu_hour_usd`; the cost of a million tokens is made of it.
+            The setting of that name.
         """,
     ),
     _table(
         lambda runtime: {"": runtime.gpus},
         """
         gauge tokenring_gpu_utilization | 0 to 1 | utilization | gpu
-            Share of the time in which a kernel ran, as nvidia-smi says every 10 s; nothing without it.
+            Share of time in which a kernel ran, from nvidia-smi.
         gauge tokenring_gpu_used_bytes | bytes | used_bytes | gpu
-            Memory of the GPU in use.
+            Memory in use.
         gauge tokenring_gpu_memory_bytes | bytes | total_bytes | gpu
-            Memory of the GPU.
+            Its memory.
         gauge tokenring_gpu_power_watts | watts | power_w | gpu
-            Power that the GPU draws.
+            Its power.
         """,
     ),
     _table(
@@ -260,8 +260,8 @@ TABLES = (
         histogram tokenring_queue_seconds | seconds | queue
             From a request's arrival to its admission: rendering, and waiting.
         histogram tokenring_time_to_first_token_seconds | seconds | ttft | prefix
-            From a request's arrival to its first token. `prefix` is `hit` where half of the prompt or
-            more was cached, else `miss`.
+            From a request's arrival to its first token; `hit` where half of the prompt was cached, else
+            `miss`.
         histogram tokenring_time_per_output_token_seconds | seconds | tpot
             Time from the first token to the last, divided by the number of tokens less one; of the
             longest choice.
@@ -308,12 +308,12 @@ TABLES = (
             Choices that may run at the same time before a key with more than its share must wait
             (`key_slowdown`); 0 is no bound.
         histogram tokenring_inter_token_latency_seconds | seconds | itl
-            Time between two tokens of an answer: of each 32, later of each eighth of the answer, one is
-            timed at random and counted for all.
+            Time between two tokens: of each 32, later of each eighth of an answer, a random one counts
+            for all.
         counter tokenring_prefill_tokens_total | tokens | prefill_tokens
-            Prompt tokens that the engine computed, as first tokens arrive; cached ones are not in it.
+            Computed prompt tokens, without cached ones; counted with first tokens.
         counter tokenring_decode_tokens_total | tokens | decode_tokens
-            Tokens generated after first ones, while they are generated: every 32 tokens of an answer.
+            Generated tokens after first ones; counted every 32 of an answer.
         counter tokenring_admission_admitted_total | requests | admitted | tier
             Admitted requests, whether they had waited or not.
         counter tokenring_admission_let_in_total | requests | admitted | tier
