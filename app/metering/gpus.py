@@ -15,6 +15,8 @@ from subprocess import DEVNULL, PIPE
 INTERVAL_S = 10
 STALE_S = 3 * INTERVAL_S
 """Seconds after which a reading is no longer shown."""
+END_S = 1.0
+"""Seconds that its end is waited for."""
 MIB = 1024**2
 FIELDS = ("utilization.gpu", "memory.used", "memory.total", "power.draw")
 COMMAND = ("nvidia-smi", f"--query-gpu={','.join(('index', *FIELDS))}", "--format=csv,noheader,nounits")
@@ -34,14 +36,22 @@ class Gpus:
         if shutil.which(self._command[0]) is None:
             return
         command = (*self._command, f"--loop={INTERVAL_S}")
-        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL
+            )
+        except OSError:  # it cannot be run here
+            return
         assert process.stdout is not None
         try:
-            async for line in process.stdout:
-                self._take(line.decode(errors="replace"))
+            with contextlib.suppress(ValueError):  # a line without an end
+                async for line in process.stdout:
+                    self._take(line.decode(errors="replace"))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+            with contextlib.suppress(TimeoutError):  # one that hangs in the driver is left behind
+                await asyncio.wait_for(process.wait(), END_S)
 
     def _take(self, line: str) -> None:
         index, *values = (value.strip() for value in line.split(","))

@@ -81,6 +81,25 @@ def zombie(pid: int) -> bool:
     return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
 
 
+@pytest.mark.parametrize("script", ["head -c 200000 /dev/zero", "exit 9"])
+async def test_output_without_sense_ends_the_reading(bench: Bench, script: str) -> None:
+    """A line without an end, and an nvidia-smi that finds no driver, are no error of the server."""
+    bench.start(script)
+    assert bench.running is not None
+    await asyncio.wait_for(bench.running, 10)
+    assert bench.gpus.utilization == {}
+
+
+async def test_what_cannot_be_run_is_nothing(tmp_path: Path) -> None:
+    """A program of another machine, as in an image for one with GPUs."""
+    program = tmp_path / "nvidia-smi"
+    program.write_bytes(b"\x7fELF" + bytes(60))
+    program.chmod(0o700)
+    gpus = Gpus((str(program),))
+    await gpus.run()
+    assert gpus.utilization == {}
+
+
 async def test_without_nvidia_smi_there_is_nothing(tmp_path: Path) -> None:
     """On a machine without a GPU the reading ends at once."""
     gpus = Gpus((str(tmp_path / "absent"),))
