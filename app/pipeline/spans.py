@@ -21,8 +21,8 @@ EXPORT_TIMEOUT_S = 5
 END_S = 3.0
 """Seconds that the stop of the server waits for the collector."""
 _MISSING = (
-    "otlp_endpoint: OpenTelemetry is not installed; run `.venv/bin/pip install '.[otel]'` in the checkout, or"
-    " leave the setting empty"
+    "otlp_endpoint: needs OpenTelemetry: .venv/bin/python -m pip install opentelemetry-exporter-otlp-proto-http;"
+    " or leave the setting empty"
 )
 
 
