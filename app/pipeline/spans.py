@@ -21,7 +21,7 @@ EXPORT_TIMEOUT_S = 5
 END_S = 3.0
 """Seconds that the stop of the server waits for the collector."""
 _MISSING = (
-    "otlp_endpoint: needs OpenTelemetry: .venv/bin/python -m pip install opentelemetry-exporter-otlp-proto-http;"
+    "otlp_endpoint: needs .venv/bin/python -m pip install opentelemetry-exporter-otlp-proto-http;"
     " or leave the setting empty"
 )
 
