@@ -263,6 +263,12 @@ class Settings:
     safety_guard_model: str = _setting("", "path or hub id of a guard model that also judges prompts")
     safety_country: str = _setting("", "two-letter country of the help line in self-harm messages")
     safety_contact: str = _setting("", "address or URL that messages about refusals name for complaints")
+    gpu_hour_usd: float = _setting(
+        0.0,
+        "US dollars for an hour of this server's GPUs, for the metrics; 0 is unknown",
+        minimum=0,
+    )
+    otlp_endpoint: str = _setting("", "URL of an OpenTelemetry collector for traces; empty is off")
     log_level: str = _setting("info", "lowest severity logged", choices=("debug", "info", "warning", "error"))
     log_format: str = _setting(
         "auto",
