@@ -89,7 +89,7 @@ class Settings:
     api_key_file: str = _setting("", "file that holds the value of `api_key`")
     trusted_proxies: str = _setting(
         "",
-        "addresses or networks (CIDR) of reverse proxies, commas between, whose `X-Forwarded-For` is believed",
+        "addresses or networks of proxies whose `X-Forwarded-For` is believed, commas between",
     )
     proxy_user_header: str = _setting(
         "", "header in which those proxies name a signed-in person, as `X-Forwarded-Email`; empty is none"

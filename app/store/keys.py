@@ -134,8 +134,9 @@ def add_session(c: sqlite3.Connection, key_id: str, at_us: int, ends_at_us: int,
     (seq,) = c.execute("SELECT seq FROM keys WHERE id = ?", (key_id,)).fetchone()
     text = _add_secret(c, seq, key_id, at_us, ends_at_us)
     c.execute(
-        "DELETE FROM key_secrets WHERE key_seq = ?1 AND ends_at_us IS NOT NULL AND (ends_at_us <= ?2 OR seq NOT IN"
-        " (SELECT seq FROM key_secrets WHERE key_seq = ?1 AND ends_at_us IS NOT NULL ORDER BY seq DESC LIMIT ?3))",
+        "DELETE FROM key_secrets WHERE key_seq = ?1 AND ends_at_us IS NOT NULL AND (ends_at_us <= ?2"
+        " OR seq NOT IN (SELECT seq FROM key_secrets WHERE key_seq = ?1 AND ends_at_us IS NOT NULL"
+        " ORDER BY seq DESC LIMIT ?3))",
         (seq, at_us, max_sessions),
     )
     _changed(c)

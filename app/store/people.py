@@ -47,7 +47,7 @@ def check_key(key: Key, person: Person, at_us: int) -> Key:
 
 
 def enrol(c: sqlite3.Connection, person: Person, terms: KeyTerms, at_us: int) -> Key:
-    """The person's key; a new one of these terms, without a secret, where there is none. Raises SignInRefused."""
+    """The person's key; where there is none a new one without a secret. Raises SignInRefused."""
     try:
         key = keys.find(c, person.key_id)
     except NotFound:

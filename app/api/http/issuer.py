@@ -70,9 +70,7 @@ class Issuer:
         self._documents: dict[str, Cached] = {}
         self._lock = asyncio.Lock()
         if not self.client_id:
-            raise SettingsError(
-                "oidc_issuer: set oidc_client_id too, as the issuer has registered this server"
-            )
+            raise SettingsError("oidc_issuer: set oidc_client_id too: the id of this server at the issuer")
         if not is_protected(self.url):
             raise SettingsError(f"oidc_issuer: expected an https:// URL, got {self.url!r}")
         try:
@@ -110,7 +108,7 @@ class Issuer:
         """Raise SignInRefused for a person without the claim that `oidc_require` asks for."""
         if self._require is not None and not self._require.holds(claims):
             raise SignInRefused(
-                f"This server is for people of whom the issuer says {self._require.name}={self._require.value}."
+                f"This server is for people with the claim {self._require.name}={self._require.value}."
             )
 
     def scope_of(self, claims: Mapping[str, Any]) -> Scope | None:
@@ -145,9 +143,7 @@ class Issuer:
         if answer.get("error") == "invalid_client":
             raise self._unavailable("it does not accept oidc_client_id with oidc_client_secret")
         if 400 <= status < 500:
-            raise SignInRefused(
-                "The issuer does not accept the code: it was used or is too old; sign in again."
-            )
+            raise SignInRefused("The issuer refuses the code: it was used or is too old; sign in again.")
         raise self._unavailable(f"its token endpoint answered {status}")
 
     async def _verified(self, metadata: Mapping[str, Any], token: object, nonce: str) -> dict[str, Any]:
@@ -169,7 +165,7 @@ class Issuer:
             )
         except jwt.PyJWTError as exc:
             raise SignInRefused(
-                f"The issuer's token does not hold ({type(exc).__name__}); sign in again."
+                f"The issuer's token is wrong ({type(exc).__name__}); sign in again."
             ) from exc
         parties = claims.get("azp", self.client_id)
         several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1

@@ -54,7 +54,7 @@ def with_trusted_proxies(app: ASGIApp, settings: Settings) -> ASGIApp:
         return TrustedProxies(app, networks, settings.proxy_user_header.lower())
     if settings.proxy_user_header:
         raise SettingsError(
-            "proxy_user_header: set trusted_proxies to the proxy's address too; from others it is not believed"
+            "proxy_user_header: set trusted_proxies too, to the address of the proxy that sends it"
         )
     return app
 
@@ -80,8 +80,8 @@ def user_of(values: list[bytes]) -> str:
         user = ""
     if not 0 < len(user) <= MAX_USER_CHARS:
         raise BadRequest(
-            f"The proxy's header of the signed-in person must be there once, in UTF-8, with 1 to {MAX_USER_CHARS}"
-            " characters."
+            "The proxy's header of the signed-in person must be there once, in UTF-8, with 1 to"
+            f" {MAX_USER_CHARS} characters."
         )
     return user
 

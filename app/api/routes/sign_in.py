@@ -1,4 +1,4 @@
-"""The routes by which people sign in. Nothing is kept between them: the console has the state of a sign-in."""
+"""The routes by which people sign in. The console keeps the state of a sign-in; this server keeps none."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ class SignInRoutes:
 
 
 def check_redirect(request: Request, redirect_uri: str) -> None:
-    """Raise SignInRefused unless the issuer returned to the page that asks, and that page is of this server."""
+    """Raise SignInRefused unless the issuer returned to the page that asks, a page of this server."""
     origin, host = request.headers.get("origin", ""), request.headers.get("host", "")
     own = origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
     if not own or redirect_uri != f"{origin}/":
         raise SignInRefused(
-            "A sign-in begins and ends at this server's own page: `Origin`, `Host` and redirect_uri must agree."
+            "A sign-in begins and ends at this server's own page: `Origin`, `Host` and redirect_uri agree."
         )
