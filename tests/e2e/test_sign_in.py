@@ -208,7 +208,7 @@ async def test_a_replayed_code_and_another_page_are_refused(serve: Serve, issuer
         {"origin": "https://evil.example"},
         {"origin": "null"},
         {"redirect_uri": "https://evil.example/"},
-        {"redirect_uri": f"{own}/other"},
+        {"redirect_uri": f"{own}/#other"},
         {"redirect_uri": f"{own}/?next=https://evil.example"},
         {"redirect_uri": own},
         {"origin": f"{own}.evil.example"},

@@ -1,18 +1,24 @@
-"""An OpenID Connect issuer whose every answer a test chooses, so that it can lie as no certified one does."""
+"""OpenID Connect issuers: one whose every answer a test chooses, so that it can lie, and a certified one."""
 
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jwt
+import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from scripts.support.openai_environments import Offline, node_command
 
 CLIENT = "tokenring"
 Token = Callable[["ScriptedIssuer", dict[str, Any]], str | None]
@@ -94,6 +100,40 @@ class ScriptedIssuer:
 
 
 NONCE = "n" * 32
+PROVIDER = Path(__file__).parent / "oidc_provider/provider.mjs"
+PROVIDER_SETTINGS = {
+    "oidc_client_id": CLIENT,
+    "oidc_client_secret": "secret",
+    "oidc_scope": "openid email groups",
+    "oidc_admin": "groups=ops",
+}
+"""What a server must be set to, besides the provider's address."""
+
+
+@contextmanager
+def certified_provider(port: int, redirect_uri: str) -> Iterator[str]:
+    """The npm package oidc-provider on a port of this machine. Skips where it cannot be had."""
+    try:
+        command = node_command(PROVIDER)
+    except (Offline, FileNotFoundError) as exc:
+        pytest.skip(f"npm's oidc-provider cannot be had: {exc}")
+    process = subprocess.Popen(
+        [*command, str(port), redirect_uri], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 @asynccontextmanager

@@ -114,7 +114,7 @@ def check_redirect(request: Request, redirect_uri: str) -> None:
     """Raise SignInRefused unless the issuer returned to the page that asks, a page of this server."""
     origin, host = request.headers.get("origin", ""), request.headers.get("host", "")
     own = origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
-    if not own or redirect_uri != f"{origin}/":
+    if not own or not redirect_uri.startswith(f"{origin}/") or {"?", "#"} & set(redirect_uri):
         raise SignInRefused(
             "A sign-in begins and ends at this server's own page: `Origin`, `Host` and redirect_uri agree."
         )

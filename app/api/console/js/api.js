@@ -31,7 +31,7 @@ export async function request(method, path, { json, headers = {}, signal, key: t
   let response;
   try {
     const body = json === undefined ? undefined : JSON.stringify(json);
-    response = await fetch(urlOf(path), { method, headers: sent, body, signal, cache: "no-store", credentials: "omit" });
+    response = await fetch(urlOf(path), { method, headers: sent, body, signal, cache: "no-store", credentials: "same-origin" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw unreachable();
