@@ -87,7 +87,7 @@ class SignInRoutes:
         try:
             return json_response(await self._sign_in(self._issuer, sent), confidential=True)
         except ServingError as error:
-            self._log.warning("sign_in_refused", code=error.code, reason=error.message)
+            self._log.warning("sign_in_refused", error=error.code, reason=error.message)
             raise
 
     async def _sign_in(self, issuer: Issuer, sent: Mapping[str, str]) -> dict[str, Any]:
