@@ -222,12 +222,15 @@ async def test_a_silent_stream_says_that_it_lives(serve: Serve, tmp_path: Path, 
     assert comments > 2
 
 
-async def test_the_client_s_address_passes_and_cannot_be_forged(serve: Serve, tmp_path: Path, front: Front):
+async def test_the_client_s_address_passes_and_cannot_be_forged(
+    serve: Serve, tmp_path: Path, front: Front, monkeypatch: pytest.MonkeyPatch
+):
     """The proxy replaces what a client says of itself; without the setting the client is the proxy."""
     for trusted, expected in (("127.0.0.1", {CLIENT}), ("", {"127.0.0.1"})):
         served = await serve(Script(tokens=1), api_key="root", trusted_proxies=trusted)
         addresses: set[str] = set()
-        served.runtime.abuse.addresses.record = lambda _key, address, into=addresses: into.add(address)
+        watched = served.runtime.abuse.addresses
+        monkeypatch.setattr(watched, "record", lambda _key, address, into=addresses: into.add(address))
         folder = tmp_path / (trusted or "none")
         folder.mkdir()
         async with front(folder, served.port) as client:

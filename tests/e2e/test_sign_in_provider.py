@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
@@ -49,7 +50,7 @@ async def test_a_person_signs_in_at_a_certified_provider(serve: Serve):
     }
     headers = {"origin": origin, "host": origin.removeprefix("http://")}
 
-    async def exchange(code: str, verifier: str = VERIFIER) -> tuple[int, dict]:
+    async def exchange(code: str, verifier: str = VERIFIER) -> tuple[int, dict[str, Any]]:
         body = {"code": code, "verifier": verifier, "nonce": NONCE, "redirect_uri": f"{origin}/"}
         answer = await served.call("POST", "/api/sign-in/oidc", body, **headers)
         return answer.status, answer.json()

@@ -9,6 +9,7 @@ import pytest
 from app.api.http.proxies import parse_networks, with_trusted_proxies
 from app.engine.scripted.engine import Script
 from app.settings import Settings, SettingsError
+from app.store import keys
 from tests.support.servers import Serve, Served, chat
 
 USER = {"trusted_proxies": "127.0.0.1", "proxy_user_header": "X-Forwarded-Email"}
@@ -16,11 +17,11 @@ OWN = {"sec_fetch_site": "same-origin"}
 LIST = "/api/conversations"
 
 
-async def addresses(served: Served, *forwarded: str) -> set[str]:
+async def addresses_of(monkeypatch: pytest.MonkeyPatch, served: Served, *forwarded: str) -> set[str]:
     """The client addresses that requests of one key with these `X-Forwarded-For` are recorded with."""
     recorded: set[str] = set()
-    record = served.runtime.abuse.addresses.record
-    served.runtime.abuse.addresses.record = lambda key, address: recorded.add(address) or record(key, address)
+    addresses = served.runtime.abuse.addresses
+    monkeypatch.setattr(addresses, "record", lambda _key, address: recorded.add(address))
     made = {"name": "ann", "max_streams": 9}
     key = (await served.call("POST", "/api/admin/keys", made, authorization="Bearer root")).json()["key"]
     for value in forwarded:
@@ -29,21 +30,23 @@ async def addresses(served: Served, *forwarded: str) -> set[str]:
     return recorded
 
 
-async def test_the_client_is_whom_a_trusted_proxy_names(serve: Serve):
+async def test_the_client_is_whom_a_trusted_proxy_names(serve: Serve, monkeypatch: pytest.MonkeyPatch):
     """The last address that is no trusted proxy's: what a client wrote in front of it is not believed."""
     served = await serve(Script(tokens=1), api_key="root", trusted_proxies="127.0.0.1, 10.0.0.0/8")
-    assert await addresses(served, "192.0.2.1", "198.51.100.7, 192.0.2.2", "192.0.2.3, 10.1.2.3") == {
+    assert await addresses_of(
+        monkeypatch, served, "192.0.2.1", "198.51.100.7, 192.0.2.2", "192.0.2.3, 10.1.2.3"
+    ) == {
         "192.0.2.1",
         "192.0.2.2",
         "192.0.2.3",
     }
 
 
-async def test_an_address_from_anyone_else_is_ignored(serve: Serve):
+async def test_an_address_from_anyone_else_is_ignored(serve: Serve, monkeypatch: pytest.MonkeyPatch):
     """Without the setting, and for a peer that it does not name, the client is the peer."""
     for settings in ({}, {"trusted_proxies": "192.0.2.0/24,::1"}):
         served = await serve(Script(tokens=1), api_key="root", **settings)
-        assert await addresses(served, "192.0.2.1") == {"127.0.0.1"}
+        assert await addresses_of(monkeypatch, served, "192.0.2.1") == {"127.0.0.1"}
 
 
 async def test_a_trusted_proxy_does_not_open_an_open_server(serve: Serve):
@@ -64,13 +67,13 @@ async def test_a_person_whom_the_proxy_names_is_an_owner(serve: Serve):
     assert len((await served.call("GET", LIST, **ann)).json()["data"]) == 2
     assert (await served.call("GET", LIST, **bob)).json()["data"] == []
     assert (await served.call("GET", "/metrics", **ann)).status == 403
-    keys = (await served.call("GET", "/api/admin/keys", authorization="Bearer root")).json()["data"]
-    assert [(key["name"], key["rpm"], key["scope"]) for key in keys] == [
+    listed = (await served.call("GET", "/api/admin/keys", authorization="Bearer root")).json()["data"]
+    assert [(key["name"], key["rpm"], key["scope"]) for key in listed] == [
         ("ann@example.org", 50, "chat"),
         ("BOB@example.org", 50, "chat"),
     ]
     usage = await served.call("GET", "/api/usage?group_by=key", authorization="Bearer root")
-    assert [group["key"] for group in usage.json()["groups"]] == [keys[0]["id"]]
+    assert [group["key"] for group in usage.json()["groups"]] == [listed[0]["id"]]
 
 
 async def test_an_admin_ends_a_person_s_access(serve: Serve):
@@ -80,13 +83,7 @@ async def test_an_admin_ends_a_person_s_access(serve: Serve):
     assert (await served.call("GET", LIST, **ann)).status == 200
     [key] = (await served.call("GET", "/api/admin/keys", **root)).json()["data"]
     path = f"/api/admin/keys/{key['id']}"
-    await served.runtime.database.write(
-        lambda c: (
-            c.execute("UPDATE keys SET expires_at_us = 1")
-            and c.execute("UPDATE keys_version SET number = 99")
-        )
-    )
-    await served.runtime.keys.load()
+    await served.runtime.keys.write(lambda c: keys.change(c, key["id"], {"expires_at_us": 1}))
     assert (await served.call("GET", LIST, **ann)).refusal() == (403, "sign_in_refused", None)
     await served.call("PATCH", path, {"expires_at": None, "scope": "admin"}, **root)
     assert (await served.call("GET", "/metrics", **ann)).status == 200
