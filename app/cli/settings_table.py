@@ -10,6 +10,7 @@ from app.settings import Setting, table
 HEAD = ("| setting | default | what it does |", "|---|---|---|")
 GROUPS: Mapping[str, str] = {
     "host": "Address, data and keys",
+    "trusted_proxies": "Proxies, and people who sign in",
     "model": "The model",
     "remote_url": "A model in other servers",
     "small_model": "A second model",
