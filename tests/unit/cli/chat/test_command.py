@@ -35,8 +35,8 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
 
 def test_a_pipe_goes_below_the_question(pipe: Pipe):
     """Either may be absent."""
-    pipe("مرحبا\n".encode())
-    assert _question("sum up:") == "sum up:\n\nمرحبا"
+    pipe("世界\n".encode())
+    assert _question("sum up:") == "sum up:\n\n世界"
     pipe(b"alone")
     assert _question(None) == "alone"
     pipe(b" \n")
