@@ -1,4 +1,4 @@
-"""The command line: `serve`, `doctor` and `settings`, and the commands of `keys`, `store` and `safety`."""
+"""The command line: `serve`, `doctor`, `settings` and `top`, and the commands of `keys`, `store` and `safety`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from app import settings as settings_module
-from app.cli import doctor, flags, keys, safety, settings_table, store
+from app.cli import doctor, flags, keys, safety, settings_table, store, top
 from app.cli.flags import command, flag
 from app.errors import ServingError
 from app.settings import EXIT_CONFIG, Settings, SettingsError
@@ -25,9 +25,9 @@ EXIT_USAGE = 2
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; `serve` has one flag per setting."""
-    top = argparse.ArgumentParser(prog="tokenring", description="A complete chat service on one node.")
-    top.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = top.add_subparsers(dest="command", required=True)
+    whole = argparse.ArgumentParser(prog="tokenring", description="A complete chat service on one node.")
+    whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = whole.add_subparsers(dest="command", required=True)
     _add_settings(command(commands, "serve", "serve the model over HTTP"))
     examine = command(commands, "doctor", "check machine and settings, as `serve` would use them")
     flag(examine, "--json", "print one JSON object", bool)
@@ -37,10 +37,11 @@ def parser() -> argparse.ArgumentParser:
     _add_settings(node)
     show = command(commands, "settings", "list all settings with their defaults")
     flag(show, "--markdown", "print the Markdown table of docs/settings.md, also on a terminal", bool)
+    top.add_commands(commands)
     common = flags.common()
     for group in (keys, store, safety):
         group.add_commands(commands, common)
-    return top
+    return whole
 
 
 class _Version(argparse.Action):
@@ -96,6 +97,8 @@ def _run(args: argparse.Namespace) -> int:
         return doctor.run(overrides, args)
     if args.command == "safety":
         return safety.run(args)
+    if args.command == "top":
+        return top.run(args)
     if args.command not in ("serve", "node"):
         return store.run(args)
     _warn_of_secrets(overrides)

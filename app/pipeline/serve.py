@@ -38,6 +38,7 @@ from app.metering.limits import UNLIMITED, Lease
 from app.metering.traffic import Traffic
 from app.pipeline.engine_run import EngineRun
 from app.pipeline.finalize import Finalizer
+from app.pipeline.live import LiveRequests
 from app.pipeline.trace import Trace
 from app.prefix_report.report import PrefixReport
 from app.resume.continue_answer import NewAnswer
@@ -60,6 +61,7 @@ class Pipeline:
         traffic: Traffic,
         session_of: SessionOf,
         prefixes: PrefixReport,
+        live: LiveRequests,
         log: FilteringBoundLogger,
     ) -> None:
         self._backends = backends
@@ -70,6 +72,7 @@ class Pipeline:
         self._traffic = traffic
         self._session_of = session_of
         self._prefixes = prefixes
+        self._live = live
         self._log = log
 
     async def serve(
@@ -90,7 +93,8 @@ class Pipeline:
         finalizer = Finalizer(
             self._journal, self._suspensions, self._traffic, self._log, trace, lease, answer
         )
-        with finalizer.settle_on_exit(stream, session), self._history.claim(request):
+        noted, settled = self._live.noted(stream, trace, key), finalizer.settle_on_exit(stream, session)
+        with noted, settled, self._history.claim(request):
             backend.precheck(request, key)
             turn = await answer.load(request, session)
             prompt = answer.engine_prompt(await _render(session, backend, turn.request))
