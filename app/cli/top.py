@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
-import os
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-from app import settings
-from app.cli import flags, tables
+from app.cli import client_options, tables
+from app.cli.client_options import KEY_VARIABLE, Refused, Server, Unreachable
 from app.cli.flags import Commands, command, flag
+from app.cli.terminal import printable
 from app.settings import SettingsError
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 EXIT_OK = 0
-TIMEOUT_S = 10.0
 MIN_INTERVAL_S = 0.2
 _LIMIT = 100
 _HEADS = (
@@ -34,10 +31,9 @@ _WORDS = 4
 
 def add_commands(commands: Commands[argparse.ArgumentParser]) -> None:
     """Add `top` to the parser of the command line."""
-    top = command(
-        commands, "top", "show the live requests of a running server", run, flags.common(data_dir=False)
-    )
-    flag(top, "--url", "address of the server (default: http://127.0.0.1 and the port of the settings)")
+    top = command(commands, "top", "show the live requests of a running server", run)
+    client_options.add_options(top)
+    flag(top, "--json", "print one JSON object, and end", bool)
     flag(top, "--once", "print once and end, as without a terminal", bool)
     flag(top, "--interval-s", "seconds between two looks (default: 2)", _interval_s, "SECONDS", default=2.0)
 
@@ -54,73 +50,31 @@ def _interval_s(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the requests until Ctrl-C, or once. Raises SettingsError."""
-    server = Server(args.url, settings.load({}, os.environ, args.config))
-    view = server.look()
+    """Show the requests until Ctrl-C, or once. Raises Unreachable, Refused, SettingsError."""
+    server = Server.of(args)
+    view = look(server)
     if args.json:
         print(json.dumps(view))
     elif args.once or not sys.stdout.isatty():
-        print(f"{_summary(view)}\n\n{tables.text(_HEADS, _rows(view), left=_WORDS)}")
+        print(f"{printable(_summary(view))}\n\n{tables.text(_HEADS, _rows(view), left=_WORDS)}")
     else:
         _refresh(server, view, args.interval_s)
     return EXIT_OK
 
 
-class Server:
-    """A running server, as an admin key sees it."""
-
-    def __init__(self, url: str | None, in_force: settings.Settings) -> None:
-        """The server at `url`, or the one of these settings. Raises SettingsError."""
-        parts = urlsplit(url or f"http://127.0.0.1:{in_force.port}")
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise SettingsError(f"--url: expected an address as http://127.0.0.1:8000, got {url!r}")
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, port
-        self._path = parts.path.rstrip("/")
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._path}"
-        self._headers = {"Authorization": f"Bearer {in_force.api_key or 'none'}"}
-
-    def look(self) -> dict[str, Any]:
-        """The load, and the live requests. Raises SettingsError where the server does not tell."""
-        live, requests = (self._get(f"/api/admin/{name}") for name in ("live", f"requests?limit={_LIMIT}"))
-        return {"object": "top", "url": self.url, "live": live, "requests": requests}
-
-    def _get(self, path: str) -> dict[str, Any]:
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=TIMEOUT_S)
-        try:
-            connection.request("GET", self._path + path, headers=self._headers)
-            response = connection.getresponse()
-            body = json.loads(response.read())
-        except (OSError, http.client.HTTPException) as exc:
-            why = str(exc) or type(exc).__name__
-            raise SettingsError(
-                f"no server answers at {self.url} ({why}); start one, or give its --url"
-            ) from None
-        except ValueError:
-            raise SettingsError(
-                f"what answers at {self.url} is no Tokenring server, or a proxy in front"
-            ) from None
-        finally:
-            connection.close()
-        if response.status != 200 or not isinstance(body, dict):
-            raise SettingsError(_refusal(self.url, response.status, body))
-        return body
-
-
-def _refusal(url: str, status: int, body: Any) -> str:
-    if status in (401, 403):
-        return (
-            f"{url} wants an admin key: set TOKENRING_API_KEY to one (`tokenring keys create --scope admin`)"
+def look(server: Server) -> dict[str, Any]:
+    """The load and the live requests of a server. Raises Unreachable, Refused, SettingsError."""
+    try:
+        live, requests = (
+            server.call("GET", f"/api/admin/{name}") for name in ("live", f"requests?limit={_LIMIT}")
         )
-    if status == 404:
-        return f"{url} has no live requests: it is no Tokenring server, or an older one"
-    error = body.get("error") if isinstance(body, dict) else None
-    said = error.get("message", "") if isinstance(error, dict) else ""
-    return f"{url} answers {status} {said}".strip()
+    except Refused as refused:
+        if refused.status == 403:
+            raise SettingsError(f"{refused} Set {KEY_VARIABLE} to one, or use --api-key-file.") from None
+        if refused.status == 404:
+            raise SettingsError(f"{server.url} is no Tokenring server, or an older one.") from None
+        raise
+    return {"object": "top", "url": server.url, "live": live, "requests": requests}
 
 
 def _refresh(server: Server, view: dict[str, Any], interval_s: float) -> None:
@@ -135,9 +89,9 @@ def _refresh(server: Server, view: dict[str, Any], interval_s: float) -> None:
                 live.update(_screen(view, lost), refresh=True)
                 time.sleep(interval_s)
                 try:
-                    view, lost = server.look(), ""
-                except SettingsError as error:  # it may be back soon: restarts are no end of the streams
-                    lost = f"{error}; trying again"
+                    view, lost = look(server), ""
+                except (Unreachable, Refused, SettingsError) as error:  # it may be back after a restart
+                    lost = f"{error}\nTrying again; what follows is old."
     except KeyboardInterrupt:
         return
 
@@ -154,9 +108,9 @@ def _screen(view: Mapping[str, Any], lost: str) -> Group:
             Text(head), justify="left" if is_word else "right", no_wrap=True, overflow="ellipsis"
         )
     for row in _rows(view):
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     style = "bold red" if lost else ""
-    return Group(Text(lost or _summary(view), style=style), Text(), table)
+    return Group(Text(printable(lost or _summary(view)), style=style), Text(), table)
 
 
 def _summary(view: Mapping[str, Any]) -> str:
