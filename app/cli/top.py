@@ -25,6 +25,9 @@ _LIMIT = 100
 _HEADS = (
     "id", "key", "model", "phase", "for", "age", "place", "in", "cached", "out", "tok/s", "readers", "note",
 )  # fmt: skip
+_ID_CHARS = 8
+"""The end of an id, which a screen has room for; --once and --json have all of it."""
+_MAX_CHARS = 20
 _WORDS = 4
 """Columns that hold words; the others hold numbers, but the last."""
 
@@ -105,9 +108,14 @@ def _screen(view: Mapping[str, Any], lost: str) -> Group:
     for number, head in enumerate(_HEADS):
         is_word = number < _WORDS or head == "note"
         table.add_column(
-            Text(head), justify="left" if is_word else "right", no_wrap=True, overflow="ellipsis"
+            Text(head),
+            justify="left" if is_word else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            max_width=_MAX_CHARS if is_word else None,
         )
-    for row in _rows(view):
+    for request_id, *cells in _rows(view):
+        row = request_id[-_ID_CHARS:], *cells
         table.add_row(*(Text(printable(cell)) for cell in row))
     style = "bold red" if lost else ""
     return Group(Text(printable(lost or _summary(view)), style=style), Text(), table)

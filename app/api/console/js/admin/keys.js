@@ -48,8 +48,6 @@ export function KeysTab() {
   const active = found.filter((key) => key.status === "active");
   const rows = [...active, ...found.filter((key) => key.status !== "active")].slice(0, SHOWN);
   const byId = (key) => `/api/admin/keys/${encodeURIComponent(key.id)}`;
-  const button = (key, name, view, more = "") => html`<button type="button" class=${more} aria-label=${`${name} ${key.name}`}
-    onClick=${() => setDialog({ view, key })}>${name}</button>`;
   const columns = [
     { head: "Name", label: true, cell: (key) => html`${key.name}${key.id === me.value?.key?.id ? html` <span class="muted">(yours)</span>` : null}` },
     { head: "Status", cell: (key) => html`<span class=${`status-${key.status}`}>${key.status}</span>` },
@@ -61,9 +59,9 @@ export function KeysTab() {
     { head: "Ends", cell: ends },
     { head: "Owner", cell: (key) => (key.owner === key.id ? html`<span class="muted">itself</span>` : key.owner) },
     { head: "Id", cell: (key) => html`<code>${key.id}</code>` },
-    { head: html`<span class="visually-hidden">Actions</span>`, cell: (key) =>
-      key.status === "revoked" ? null : html`<span class="admin-buttons">
-        ${button(key, "Change", "change")}${button(key, "Rotate", "rotate")}${button(key, "Revoke", "revoke", "danger")}</span>` },
+    { head: html`<span class="visually-hidden">Change</span>`, acts: true, cell: (key) =>
+      key.status === "revoked" ? null
+        : html`<button type="button" aria-label=${`Change ${key.name}`} onClick=${() => setDialog({ view: "change", key })}>Change</button>` },
   ];
   return html`
     <${Trouble} error=${error} stale again=${again} />
@@ -76,7 +74,7 @@ export function KeysTab() {
     <p class="muted" role="status">${number(active.length)} active, ${number(found.length - active.length)} ended${found.length > SHOWN ? `; the first ${SHOWN} are shown` : ""}.</p>
     <${Table} caption="API keys" columns=${columns} rows=${rows} rowKey=${(key) => key.id} empty=${data.length ? "No key matches." : "There is no key yet."} />
     ${dialog?.view === "new" && html`<${KeyForm} onClose=${close} onDone=${(issued) => { setDialog({ view: "secret", key: issued }); again(); }} />`}
-    ${dialog?.view === "change" && html`<${KeyForm} old=${dialog.key} onClose=${close} onDone=${() => { close(); notify("Changed; it is in force.", { kind: "ok" }); again(); }} />`}
+    ${dialog?.view === "change" && html`<${KeyForm} old=${dialog.key} onClose=${close} onOther=${(view) => setDialog({ view, key: dialog.key })} onDone=${() => { close(); notify("Changed; it is in force.", { kind: "ok" }); again(); }} />`}
     ${dialog?.view === "secret" && html`<${Secret} issued=${dialog.key} onClose=${close} />`}
     ${dialog?.view === "rotate" && html`<${Rotate} old=${dialog.key} onClose=${close} onDone=${(issued) => { setDialog({ view: "secret", key: issued }); again(); }} />`}
     ${dialog?.view === "revoke" && html`<${Confirm} title=${`Revoke ${dialog.key.name}?`} action="Revoke it" onClose=${close}
@@ -117,7 +115,7 @@ function asValue(field, text) {
   return field.number ? Number(trimmed) : trimmed;
 }
 
-function KeyForm({ old, onClose, onDone }) {
+function KeyForm({ old, onClose, onDone, onOther }) {
   const start = old ?? (me.value?.open ? { ...NEW, scope: "admin" } : NEW);
   const fields = FIELDS.filter((field) => !(old && field.onlyNew));
   const [texts, setTexts] = useState(() => Object.fromEntries(fields.map((field) => [field.name, asText(field, start[field.name])])));
@@ -164,6 +162,8 @@ function KeyForm({ old, onClose, onDone }) {
       <details><summary>More</summary><div class="admin-form">${fields.filter((field) => field.more).map(row)}</div></details>
       ${problem && html`<p id="key-problem" class="error" role="alert">${problem.message}</p>`}
       <div class="admin-buttons">
+        ${old && html`<button type="button" class="danger" onClick=${() => onOther("revoke")}>Revoke…</button>
+          <button type="button" onClick=${() => onOther("rotate")}>Rotate…</button>`}
         <button type="button" onClick=${onClose}>Cancel</button>
         <button class="primary" disabled=${busy}>${old ? "Change it" : "Make it"}</button>
       </div>
@@ -212,7 +212,7 @@ function Secret({ issued, onClose }) {
   const isFirst = me.value?.open;
   return html`<${Dialog} title=${`The key of ${issued.name}`} onClose=${onClose}>
     <p>Copy it now: it is shown this once.</p>
-    <p class="admin-secret"><input ref=${box} readonly aria-label="The key" value=${issued.key} onFocus=${(event) => event.target.select()} />
+    <p class="admin-secret"><textarea ref=${box} readonly rows="3" aria-label="The key" onFocus=${(event) => event.target.select()}>${issued.key}</textarea>
       <button type="button" class="primary" autofocus onClick=${copy}>Copy</button></p>
     <p role="status">${copied ? "Copied." : ""}</p>
     ${isFirst && html`<p>From now on this server asks for a key.</p>`}

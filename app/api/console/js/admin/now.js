@@ -3,7 +3,7 @@ import { html, useState } from "../ui.js";
 import { getJson, sendJson } from "../api.js";
 import { notify } from "../notices.js";
 import { usePolled } from "./poll.js";
-import { compact, decimal, duration, number, percent, when } from "../format.js";
+import { compact, decimal, duration, number, percent } from "../format.js";
 import { Confirm, Plot, Table, Trouble } from "./parts.js";
 
 const EVERY_MS = 2000;
@@ -49,7 +49,7 @@ export function NowTab() {
     ${data.live.models.map((model) => html`<${Gauges} key=${model.model} model=${model} live=${data.live} />`)}
     <${Plots} samples=${data.live.samples} />
     <${Requests} requests=${data.requests} again=${again} />
-    <${Ended} requests=${data.requests} />`;
+    <${Ended} requests=${data.requests} now=${data.live.created_at} />`;
 }
 
 function State({ live }) {
@@ -76,21 +76,21 @@ function Gauges({ model, live }) {
   const numWaiting = waiting.reduce((sum, [, queued]) => sum + queued.requests, 0);
   const oldestS = Math.max(...waiting.map(([, queued]) => queued.oldest_wait_s));
   const used = model.kv.max_tokens ? model.kv.used_tokens / model.kv.max_tokens : 0;
-  const spread = (p) => (p ? `${duration(p.p50)}` : "–");
-  const tail = (p) => (p ? `90% ${duration(p.p90)}, 99% ${duration(p.p99)}` : `none ended in ${duration(live.window_s)}`);
+  const middle = (p) => (p ? duration(p.p50) : "–");
+  const tail = (p) => (p ? `p90 ${duration(p.p90)}, p99 ${duration(p.p99)}`.replaceAll(/(\d) |(p\d+) /g, "$1$2\u00a0") : `none ended in ${duration(live.window_s)}`);
   const alone = live.models.length === 1;
-  return html`<section class="admin-model" aria-label=${`Model ${model.model}`}>
-    ${!alone || !model.ready ? html`<h3>${model.model}${model.ready ? "" : " (not ready)"}</h3>` : null}
+  return html`<section>
+    ${!alone || !model.ready ? html`<h2>${model.model}${model.ready ? "" : " (not ready)"}</h2>` : null}
     <dl class="admin-tiles">
       <${Tile} name="Running" value=${number(model.running)} note=${model.queued_in_engine ? `${number(model.queued_in_engine)} wait inside the engine` : `${number(live.streams.readers)} readers`} />
       <${Tile} name="Waiting" value=${number(numWaiting)} note=${numWaiting ? `${waiting.filter(([, q]) => q.requests).map(([tier, q]) => `${tier} ${number(q.requests)}`).join(", ")}; oldest ${duration(oldestS)}` : "nobody"} />
       <${Tile} name="KV memory" value=${percent(used)} note=${`${compact(model.kv.used_tokens)} of ${compact(model.kv.max_tokens)} tokens, ${compact(model.kv.reserved_tokens)} reserved`}>
         <meter min="0" max="1" value=${used} aria-label="KV memory in use"></meter><//>
       ${alone && html`<${Tile} name="Tokens/s" value=${latest ? compact(latest.tokens_per_s) : "–"} note="generated, all requests" />`}
-      <${Tile} name="First token" value=${spread(model.ttft_s)} note=${tail(model.ttft_s)} />
-      <${Tile} name="Per token" value=${spread(model.tpot_s)} note=${tail(model.tpot_s)} />
+      <${Tile} name="First token" value=${middle(model.ttft_s)} note=${tail(model.ttft_s)} />
+      <${Tile} name="Per token" value=${middle(model.tpot_s)} note=${tail(model.tpot_s)} />
       <${Tile} name="Cache hits" value=${percent(model.hit_rate)} note="of prompt tokens" />
-      ${alone && html`<${Tile} name="Loop lag" value=${latest ? duration(latest.loop_lag_s) : "–"} note="of the event loop, longest of 5 s" />`}
+      ${alone && html`<${Tile} name="Loop lag" value=${latest ? duration(latest.loop_lag_s) : "–"} note="longest delay in 5 s" />`}
     </dl>
   </section>`;
 }
@@ -103,8 +103,8 @@ function Plots({ samples }) {
   if (samples.length < 2) return null;
   const of = (name) => samples.map((sample) => sample[name]);
   const minutes = duration(samples.at(-1).at - samples[0].at);
-  return html`<section aria-label="The last minutes">
-    <h3>The last ${minutes}</h3>
+  return html`<section>
+    <h2>Last ${minutes}</h2>
     <div class="admin-plots">
       <${Plot} title="Tokens per second" show=${compact} series=${[{ name: "tokens/s", values: of("tokens_per_s"), className: "line-a" }]} />
       <${Plot} title="Requests" show=${number} series=${[
@@ -130,7 +130,7 @@ function Requests({ requests, again }) {
   const columns = [
     { head: "Who", label: true, cell: (r) => html`<span title=${r.key ? `${r.key}, owner ${r.owner}` : r.owner}>${who(r)}</span>` },
     { head: "Phase", cell: (r) => html`<span class=${`phase phase-${r.phase}`} title=${PHASES[r.phase] || ""}>${r.phase}${r.position ? ` ${number(r.position)}.` : ""}</span>` },
-    { head: "For", number: true, cell: (r) => duration(r.phase_s) },
+    { head: "In phase", number: true, cell: (r) => duration(r.phase_s) },
     { head: "Age", number: true, cell: (r) => duration(r.age_s) },
     { head: "In", number: true, cell: (r) => html`<span title=${`${number(r.cached_tokens)} from the cache`}>${number(r.prompt_tokens)}</span>` },
     { head: "Out", number: true, cell: (r) => number(r.completion_tokens) },
@@ -139,12 +139,12 @@ function Requests({ requests, again }) {
     { head: "Tier", cell: (r) => r.tier },
     { head: "Model", cell: (r) => r.model },
     { head: "Id", cell: (r) => html`<code title=${r.id}>${r.id.slice(-8)}</code>` },
-    { head: html`<span class="visually-hidden">Stop</span>`, cell: (r) =>
+    { head: html`<span class="visually-hidden">Stop</span>`, acts: true, cell: (r) =>
       r.cancelled ? html`<span class="muted">stopping</span>`
         : html`<button type="button" class="danger" aria-label=${`Stop ${r.id.slice(-8)} of ${who(r)}`} onClick=${() => setStopping(r)}>Stop</button>` },
   ];
-  return html`<section aria-label="Live requests">
-    <h3>Live requests <span class="muted">${number(requests.total)}</span></h3>
+  return html`<section>
+    <h2>Live requests <span class="muted">${number(requests.total)}</span></h2>
     ${requests.has_more && html`<p class="muted">The oldest ${number(requests.data.length)} of ${number(requests.total)}.</p>`}
     <${Table} caption="Live requests" columns=${columns} rows=${requests.data} rowKey=${(r) => r.id} empty="No request is being answered." />
     ${stopping && html`<${Confirm} title="Stop this request?" action="Stop it" onYes=${() => stop(stopping)} onClose=${() => setStopping(null)}
@@ -152,9 +152,9 @@ function Requests({ requests, again }) {
   </section>`;
 }
 
-function Ended({ requests }) {
+function Ended({ requests, now }) {
   const columns = [
-    { head: "Ended", label: true, cell: (r) => when(r.ended_at) },
+    { head: "Ended", label: true, cell: (r) => `${duration(Math.max(0, now - r.ended_at))} ago` },
     { head: "Who", cell: who },
     { head: "How", cell: how },
     { head: "In", number: true, cell: (r) => number(r.prompt_tokens) },
@@ -168,7 +168,7 @@ function Ended({ requests }) {
     <summary>${title} <span class="muted">${rows.length === LIMIT ? `the newest ${LIMIT}` : number(rows.length)}</span></summary>
     <${Table} caption=${title} columns=${columns} rows=${rows} rowKey=${(r) => r.id + r.ended_at} empty=${empty} />
   </details>`;
-  return html`<section aria-label="Requests of the last minutes">
+  return html`<section>
     ${list("Failed or refused lately", requests.failed, "None.", requests.failed.length > 0)}
     ${list("Ended lately", requests.ended, "None.", false)}
   </section>`;

@@ -2,8 +2,8 @@
 import { html, useEffect, useRef } from "../ui.js";
 
 /**
- * A table that scrolls sideways on a narrow screen. `columns` are {name, head, cell(row), number, label};
- * `label` marks the cell that names the row.
+ * A table that scrolls sideways on a narrow screen. `columns` are {head, cell(row), number, label, acts};
+ * `label` marks the cell that names the row, `acts` the one that stays in sight.
  */
 export function Table({ caption, columns, rows, rowKey, empty }) {
   if (!rows.length) return html`<p class="muted">${empty}</p>`;
@@ -11,10 +11,13 @@ export function Table({ caption, columns, rows, rowKey, empty }) {
     <table class="admin-table">
       <caption class="visually-hidden">${caption}</caption>
       <thead><tr>${columns.map((c) => html`<th scope="col" class=${c.number ? "number" : ""}>${c.head}</th>`)}</tr></thead>
-      <tbody>${rows.map((row) => html`<tr key=${rowKey(row)}>${columns.map((c) =>
-        c.label
-          ? html`<th scope="row">${c.cell(row)}</th>`
-          : html`<td class=${c.number ? "number" : ""}>${c.cell(row)}</td>`)}</tr>`)}</tbody>
+      <tbody>${rows.map((row) => html`<tr key=${rowKey(row)}>${columns.map((c) => {
+        const content = c.cell(row);
+        const whole = typeof content === "string" ? content : null; // of a cell that is cut where it is too long
+        return c.label
+          ? html`<th scope="row" title=${whole}>${content}</th>`
+          : html`<td class=${c.number ? "number" : c.acts ? "admin-acts" : ""} title=${whole}>${content}</td>`;
+      })}</tr>`)}</tbody>
     </table>
   </div>`;
 }

@@ -1,7 +1,7 @@
 // Safety: the policy in force, what the screens decided, what an observing policy would do, keys to look at.
 import { html, useState } from "../ui.js";
 import { getJson, sendJson } from "../api.js";
-import { dateTime, decimal, number, percent } from "../format.js";
+import { dateTime, decimal, number, percent, when } from "../format.js";
 import { notify } from "../notices.js";
 import { usePolled } from "./poll.js";
 import { Table, Trouble } from "./parts.js";
@@ -29,7 +29,7 @@ function Events() {
   const rows = [...new Map([...data.data, ...older.data].map((event) => [event.id, event])).values()];
   const hasMore = older.data.length ? older.cursor !== null : data.has_more;
   const columns = [
-    { head: "When", label: true, cell: (e) => dateTime(e.created_at) },
+    { head: "When", label: true, cell: (e) => html`<span title=${dateTime(e.created_at)}>${when(e.created_at)}</span>` },
     { head: "Action", cell: (e) => html`<span class=${`action-${e.action}`}>${e.action}</span>` },
     { head: "Category", cell: (e) => (e.category ? `${e.category} ${e.category_name}` : "") },
     { head: "Of", cell: (e) => e.subject },
@@ -40,7 +40,7 @@ function Events() {
     { head: "Key", cell: (e) => (e.key ? html`<code>${e.key}</code>` : "") },
     { head: "Request", cell: (e) => html`<code title=${e.request_id}>${(e.request_id ?? "").slice(-8)}</code>` },
   ];
-  return html`<section aria-label="Safety events">
+  return html`<section>
     <${Trouble} error=${error} stale again=${again} />
     <${PolicyInForce} policy=${data.policy} again=${again} />
     <div class="admin-bar"><h2>Events</h2>
@@ -98,7 +98,7 @@ function Report() {
     { head: "Halted", number: true, cell: (row) => number(row.answers.halted) },
     { head: "of answers", number: true, cell: (row) => interval(row.answers.halted_rate) },
   ];
-  return html`<section aria-label="Report on your own traffic">
+  return html`<section>
     <div class="admin-bar"><h2>What policies make of this month's traffic</h2>
       <button type="button" disabled=${busy} onClick=${compute}>${report ? "Compute again" : "Compute"}</button></div>
     <p role="status">${busy ? "Computing; with much traffic it takes up to a minute…" : ""}</p>
@@ -132,7 +132,7 @@ function Flags() {
     { head: "Since", cell: (flag) => dateTime(flag.since) },
     { head: "Figures", cell: facts },
   ];
-  return html`<section aria-label="Keys to look at"><h2>Keys to look at</h2>
+  return html`<section><h2>Keys to look at</h2>
     <${Trouble} error=${error} stale=${data !== null} again=${again} />
     ${data && html`<${Table} caption="Keys to look at" columns=${columns} rows=${data.data} rowKey=${(flag) => `${flag.kind} ${flag.owner} ${flag.key}`} empty="No key looks abused." />`}
   </section>`;
