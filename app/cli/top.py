@@ -151,8 +151,8 @@ def _summary(view: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _joined(*parts: str) -> str:
-    return "  ".join(part for part in parts if part)
+def _joined(*words: str) -> str:
+    return "  ".join(filter(None, words))
 
 
 def _spread(name: str, percentiles: Mapping[str, float] | None, factor: int, unit: str) -> str:

@@ -72,13 +72,13 @@ class LiveRequests:
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
-        self._live: dict[str, LiveRequest] = {}
+        self._live: dict[Trace, LiveRequest] = {}
         self._ended: deque[EndedRequest] = deque(maxlen=MAX_ENDED)
         self._failed: deque[EndedRequest] = deque(maxlen=MAX_FAILED)
         self._ended_tokens = 0
 
-    def __iter__(self) -> Iterator[tuple[str, LiveRequest]]:
-        return iter(self._live.items())
+    def __iter__(self) -> Iterator[LiveRequest]:
+        return iter(self._live.values())
 
     def __len__(self) -> int:
         return len(self._live)
@@ -86,12 +86,12 @@ class LiveRequests:
     @contextlib.contextmanager
     def noted(self, stream: TokenStream, trace: Trace, key: Key | None) -> Iterator[None]:
         """Show a request for as long as it is in the pipeline, and for a while after its end."""
-        live = self._live[stream.request_id] = LiveRequest(trace, stream, key)
+        live = self._live[trace] = LiveRequest(trace, stream, key)
         self._ended_tokens -= trace.completion_tokens  # an earlier process generated these
         try:
             yield
         finally:
-            del self._live[stream.request_id]
+            del self._live[trace]
             self._ended_tokens += trace.completion_tokens
             ended = EndedRequest(
                 self._clock_s(),

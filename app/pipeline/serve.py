@@ -86,10 +86,9 @@ class Pipeline:
         answer: NewAnswer | None = None,
     ) -> None:
         """Take a checked request to its answer. In every case `stream` is ended and `lease` released."""
-        answer = answer or self._new_answer
-        backend, key_id = self._backends.of(request.model), None if key is None else key.id
+        answer, key_id = answer or self._new_answer, None if key is None else key.id
+        backend, session = self._backends.of(request.model), self._session_of(request, key)
         trace = Trace(request, answer.progress.counts, stream.finish_reasons(), key_id=key_id)
-        session = self._session_of(request, key)
         finalizer = Finalizer(
             self._journal, self._suspensions, self._traffic, self._log, trace, lease, answer
         )

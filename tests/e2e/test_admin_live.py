@@ -68,7 +68,7 @@ async def test_a_live_request_is_seen_with_its_key_counts_and_readers_and_withou
     served = await serve(script)
     ann, admin = await key_of(served, "<b>Ann</b>", tier="interactive"), await key_of(served, "ops", "admin")
     connection = await begun(served, f"hold {WORD}", ann)
-    await until(lambda: any(live.trace.completion_tokens == 5 for _, live in served.runtime.live))
+    await until(lambda: any(live.trace.completion_tokens == 5 for live in served.runtime.live))
     listed = await get(served, "/api/admin/requests", admin)
     [seen] = listed["data"]
     assert (listed["total"], listed["has_more"], listed["ended"], listed["failed"]) == (1, False, [], [])
@@ -110,7 +110,7 @@ async def test_an_admin_stops_a_request_of_another_owner(serve: Serve):
     served = await serve(script)
     ann, admin = await key_of(served, "ann"), await key_of(served, "ops", "admin")
     stream = await served.open(chat("hold"), headers=header(ann))
-    await until(lambda: any(live.trace.completion_tokens == 5 for _, live in served.runtime.live))
+    await until(lambda: any(live.trace.completion_tokens == 5 for live in served.runtime.live))
     [seen] = (await get(served, "/api/admin/requests", admin))["data"]
     stop = f"/api/admin/requests/{seen['id']}/cancel"
     assert (await served.call("POST", stop, **header(ann))).status == 403
@@ -179,12 +179,18 @@ async def test_nothing_of_it_is_called_for_a_token(serve: Serve, monkeypatch: py
     """A longer answer takes no more of the calls that only admins need."""
     calls: list[str] = []
     served = await serve(lambda request: Script(tokens=int(request.body["messages"][0]["content"])))
-    live = served.runtime.live
-    for owner, name in ((Trace, "phase"), (Trace, "fields"), (type(live), "noted")):
+
+    def count(owner: type, name: str) -> None:
         original = getattr(owner, name)
-        monkeypatch.setattr(
-            owner, name, lambda *a, _o=original, _n=name, **k: (calls.append(_n), _o(*a, **k))[1]
-        )
+
+        def counting(*arguments: Any, **options: Any) -> Any:
+            calls.append(name)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    for owner, name in ((Trace, "phase"), (Trace, "fields"), (type(served.runtime.live), "noted")):
+        count(owner, name)
     counted = []
     for tokens in ("2", "200"):
         await served.post(chat(tokens, stream=False))

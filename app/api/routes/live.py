@@ -45,11 +45,11 @@ class LiveRoutes:
             chosen = (e for e in ended if wanted(e.owner, e.fields["key"]))
             return [_ended_as_json(e) for e in islice(chosen, limit)]
 
-        shown = [(i, r) for i, r in live if wanted(r.stream.request.owner, r.key_id)]
+        shown = [r for r in live if wanted(r.stream.request.owner, r.key_id)]
         places = self._places()
         body = {
             "object": "list",
-            "data": [self._as_json(i, live_request, places) for i, live_request in shown[:limit]],
+            "data": [self._as_json(live_request, places) for live_request in shown[:limit]],
             "has_more": len(shown) > limit,
             "total": len(shown),
             "ended": newest(live.ended()),
@@ -119,9 +119,9 @@ class LiveRoutes:
             places |= backend.admission.places()
         return places
 
-    def _as_json(self, request_id: str, live: LiveRequest, places: Mapping[str, int]) -> dict[str, Any]:
+    def _as_json(self, live: LiveRequest, places: Mapping[str, int]) -> dict[str, Any]:
         trace, stream, key = live
-        request, timings = stream.request, trace.timings()
+        request, timings, request_id = stream.request, trace.timings(), stream.request_id
         ready = self._runtime.backends.of(request.model).ready
         phase, phase_s = live.phase(engine_ready=ready)
         fields = trace.fields()

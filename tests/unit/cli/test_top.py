@@ -160,8 +160,8 @@ def test_a_screen_stays_while_the_server_is_away_and_ends_with_ctrl_c(
 
     terminal = Terminal(3)
     monkeypatch.setattr(top, "look", look)
-    monkeypatch.setattr(top.time, "sleep", terminal.sleep)
-    monkeypatch.setattr(top.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("app.cli.top.time.sleep", terminal.sleep)
+    monkeypatch.setattr("app.cli.top.signal.signal", lambda *_: None)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "160")

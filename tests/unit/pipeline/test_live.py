@@ -75,7 +75,7 @@ def test_a_request_is_live_until_it_ends_however_it_ends():
     live, request = LiveRequests(), Request()
     noted = live.noted(request.stream, request.trace, KEY)
     noted.__enter__()
-    assert [(i, r.key_name) for i, r in live] == [("chatcmpl-1", "Ann's laptop")]
+    assert [(r.stream.request_id, r.key_name) for r in live] == [("chatcmpl-1", "Ann's laptop")]
     assert not noted.__exit__(ValueError, ValueError("broken"), None)
     assert len(live) == 0
 
