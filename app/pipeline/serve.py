@@ -87,8 +87,8 @@ class Pipeline:
     ) -> None:
         """Take a checked request to its answer. In every case `stream` is ended and `lease` released."""
         answer, key_id = answer or self._new_answer, None if key is None else key.id
-        backend, session = self._backends.of(request.model), self._session_of(request, key)
         trace = Trace(request, answer.progress.counts, stream.finish_reasons(), key_id=key_id)
+        backend, session = self._backends.of(request.model), self._session_of(request, key)
         finalizer = Finalizer(
             self._journal, self._suspensions, self._traffic, self._log, trace, lease, answer
         )
