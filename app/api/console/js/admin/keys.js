@@ -210,7 +210,7 @@ function Secret({ issued, onClose }) {
     }
   };
   const isFirst = me.value?.open;
-  return html`<${Dialog} title=${`The key of ${issued.name}`} onClose=${onClose}>
+  return html`<${Dialog} title=${`The key of ${issued.name}`} mustAnswer onClose=${onClose}>
     <p>Copy it now: it is shown this once.</p>
     <p class="admin-secret"><textarea ref=${box} readonly rows="3" aria-label="The key" onFocus=${(event) => event.target.select()}>${issued.key}</textarea>
       <button type="button" class="primary" autofocus onClick=${copy}>Copy</button></p>

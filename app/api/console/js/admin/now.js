@@ -1,5 +1,5 @@
 // What the server does now: gauges, the last minutes, and every live request with a way to stop it.
-import { html, useState } from "../ui.js";
+import { html, useRef, useState } from "../ui.js";
 import { getJson, sendJson } from "../api.js";
 import { notify } from "../notices.js";
 import { usePolled } from "./poll.js";
@@ -118,6 +118,7 @@ function Plots({ samples }) {
 
 function Requests({ requests, again }) {
   const [stopping, setStopping] = useState(null);
+  const heading = useRef(null);
   const stop = async (request) => {
     try {
       await sendJson("POST", `/api/admin/requests/${encodeURIComponent(request.id)}/cancel`);
@@ -125,6 +126,7 @@ function Requests({ requests, again }) {
     } catch (error) {
       notify(error.status === 404 ? "It had ended already." : error.message, { kind: "error" });
     }
+    heading.current?.focus(); // the button goes with its row
     again();
   };
   const columns = [
@@ -144,7 +146,7 @@ function Requests({ requests, again }) {
         : html`<button type="button" class="danger" aria-label=${`Stop ${r.id.slice(-8)} of ${who(r)}`} onClick=${() => setStopping(r)}>Stop</button>` },
   ];
   return html`<section>
-    <h2>Live requests <span class="muted">${number(requests.total)}</span></h2>
+    <h2 ref=${heading} tabindex="-1">Live requests <span class="muted">${number(requests.total)}</span></h2>
     ${requests.has_more && html`<p class="muted">The oldest ${number(requests.data.length)} of ${number(requests.total)}.</p>`}
     <${Table} caption="Live requests" columns=${columns} rows=${requests.data} rowKey=${(r) => r.id} empty="No request is being answered." />
     ${stopping && html`<${Confirm} title="Stop this request?" action="Stop it" onYes=${() => stop(stopping)} onClose=${() => setStopping(null)}

@@ -22,8 +22,8 @@ export function Table({ caption, columns, rows, rowKey, empty }) {
   </div>`;
 }
 
-/** A modal dialog; Escape and `onClose` end it. */
-export function Dialog({ title, onClose, children }) {
+/** A modal dialog. Escape ends it, unless what it shows is lost then: `mustAnswer`. */
+export function Dialog({ title, onClose, mustAnswer, children }) {
   const dialog = useRef(null);
   useEffect(() => {
     const opened = dialog.current;
@@ -34,8 +34,9 @@ export function Dialog({ title, onClose, children }) {
       if (from && from.isConnected) from.focus();
     };
   }, []);
+  // Browsers close it themselves at a second Escape. A dialog that has gone must not close the next.
   return html`<dialog ref=${dialog} class="admin-dialog" aria-labelledby="admin-dialog-title"
-      onCancel=${(event) => { event.preventDefault(); onClose(); }}>
+      onCancel=${(event) => { event.preventDefault(); if (!mustAnswer) onClose(); }} onClose=${() => dialog.current && onClose()}>
     <h2 id="admin-dialog-title">${title}</h2>
     ${children}
   </dialog>`;

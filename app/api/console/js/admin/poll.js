@@ -30,7 +30,7 @@ export function usePolled(load, everyMs, depends = []) {
       }
     };
     again.current = look;
-    document.addEventListener("visibilitychange", look);
+    if (everyMs) document.addEventListener("visibilitychange", look);
     look();
     return () => {
       leaving.abort();
