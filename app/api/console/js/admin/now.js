@@ -77,7 +77,7 @@ function Gauges({ model, live }) {
   const oldestS = Math.max(...waiting.map(([, queued]) => queued.oldest_wait_s));
   const used = model.kv.max_tokens ? model.kv.used_tokens / model.kv.max_tokens : 0;
   const middle = (p) => (p ? duration(p.p50) : "–");
-  const tail = (p) => (p ? `p90 ${duration(p.p90)}, p99 ${duration(p.p99)}`.replaceAll(/(\d) |(p\d+) /g, "$1$2\u00a0") : `none ended in ${duration(live.window_s)}`);
+  const tail = (p) => (p ? `p90 ${duration(p.p90)}, p99 ${duration(p.p99)}`.replaceAll(/(\d) |(p\d+) /g, "$1$2\u00a0") : `none ended in ${number(live.window_s / 60)} minutes`);
   const alone = live.models.length === 1;
   return html`<section>
     ${!alone || !model.ready ? html`<h2>${model.model}${model.ready ? "" : " (not ready)"}</h2>` : null}
@@ -131,7 +131,7 @@ function Requests({ requests, again }) {
   };
   const columns = [
     { head: "Who", label: true, cell: (r) => html`<span title=${r.key ? `${r.key}, owner ${r.owner}` : r.owner}>${who(r)}</span>` },
-    { head: "Phase", cell: (r) => html`<span class=${`phase phase-${r.phase}`} title=${PHASES[r.phase] || ""}>${r.phase}${r.position ? ` ${number(r.position)}.` : ""}</span>` },
+    { head: "Phase", cell: (r) => html`<span class=${`phase phase-${r.phase}`} title=${PHASES[r.phase] || ""}>${r.phase}${r.position ? `, place ${number(r.position)}` : ""}</span>` },
     { head: "In phase", number: true, cell: (r) => duration(r.phase_s) },
     { head: "Age", number: true, cell: (r) => duration(r.age_s) },
     { head: "In", number: true, cell: (r) => html`<span title=${`${number(r.cached_tokens)} from the cache`}>${number(r.prompt_tokens)}</span>` },
