@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from app import settings as settings_module
 from app.cli import doctor, flags, keys, safety, settings_table, store
+from app.cli.client_options import Refused, Unreachable
 from app.cli.flags import command, flag
 from app.errors import ServingError
 from app.settings import EXIT_CONFIG, Settings, SettingsError
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has left, as `head` does; the interpreter flushes again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
-    except (SettingsError, StoreRefused, ServingError) as error:
+    except (SettingsError, StoreRefused, ServingError, Refused, Unreachable) as error:
         print(f"tokenring: {error}", file=sys.stderr)
         return EXIT_CONFIG if args.command in ("serve", "node") else EXIT_USAGE
     return status

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from app.cli.terminal import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -40,7 +42,7 @@ def text(
         table.add_column(Text(head), justify="right" if is_number else "left", overflow="fold")
     body = [*rows]
     for row in body:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))  # callers may have chosen it
     if total and body:
         table.add_section() if on_terminal else table.add_row(*("-" * len(cell) for cell in total))
     if total:

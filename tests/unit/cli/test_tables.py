@@ -91,3 +91,8 @@ def test_progress_in_a_pipe_says_nothing():
     """A log file gets no bar."""
     done = subprocess.run([sys.executable, "-c", COUNT], cwd=ROOT, capture_output=True, check=True, text=True)
     assert (done.stdout, done.stderr) == ("435\n", "")
+
+
+def test_a_cell_cannot_drive_the_terminal():
+    """A caller chooses names and metadata: an escape sequence in them is shown, not obeyed."""
+    assert tables.text(("name",), [("a\x1b]0;gone\x07\x9b2Jb",)]).splitlines()[-1] == "a]0;gone2Jb"
