@@ -50,6 +50,9 @@ class ConversationRoutes:
         listed = await self._database.read(
             lambda c: conversation_list.page(c, caller.owner, limit, cursor, words=words)
         )
+        in_progress = self._streams.conversations_in_progress(caller.owner)
+        for entry in listed.conversations:
+            entry["in_progress"] = entry["id"] in in_progress
         return json_response(page_of(listed.conversations, listed.next_cursor))
 
     async def view(self, request: Request, caller: Caller) -> Response:

@@ -2,7 +2,6 @@
 import {
   conversations, deleted, listing, loadOlder, refreshConversations, remove, rename, restore, search,
 } from "../conversations.js";
-import { date } from "../format.js";
 import { notify } from "../notices.js";
 import { route } from "../router.js";
 import { html, useEffect, useRef, useState } from "../ui.js";
@@ -87,6 +86,7 @@ export function grouped(entries, now = new Date()) {
   return groups;
 }
 
+const WEEKDAY = new Intl.DateTimeFormat(navigator.languages, { weekday: "long" });
 const MONTH = new Intl.DateTimeFormat(navigator.languages, { month: "long", year: "numeric" });
 
 function dayOf(unixS, now) {
@@ -95,12 +95,16 @@ function dayOf(unixS, now) {
   const age = Math.round((midnight(now) - midnight(day)) / 86_400_000);
   if (age <= 0) return "Today";
   if (age === 1) return "Yesterday";
-  return age < 7 ? date(unixS) : age < 30 ? "Last 30 days" : MONTH.format(day);
+  return age < 7 ? WEEKDAY.format(day) : age < 30 ? "Last 30 days" : MONTH.format(day);
 }
 
 function Group({ group, words }) {
   return html`<h3>${group.name}</h3>
     <ul>${group.entries.map((entry) => html`<${Entry} key=${entry.id} entry=${entry} words=${words} />`)}</ul>`;
+}
+
+function Highlighted({ text, words }) {
+  return highlighted(text, words).map((run) => (run.isHit ? html`<mark>${run.text}</mark>` : run.text));
 }
 
 function Entry({ entry, words }) {
@@ -125,7 +129,8 @@ function Entry({ entry, words }) {
   if (isRenaming) return html`<li ref=${item}><${Rename} entry=${entry} end=${endRename} /></li>`;
   return html`<li ref=${item} class=${isCurrent ? "current" : ""} onKeyDown=${onKeys}>
     <a href="#/chat/${encodeURIComponent(entry.id)}" dir="auto" title=${title} aria-current=${isCurrent ? "page" : null}>
-      ${highlighted(title, words).map(({ text, isHit }) => (isHit ? html`<mark>${text}</mark>` : text))}
+      <${Highlighted} text=${title} words=${words} />
+      ${words && entry.excerpt && html`<span class="match" dir="auto"><${Highlighted} text=${entry.excerpt} words=${words} /></span>`}
       ${entry.in_progress && html`<span class="live" role="img" aria-label=", being answered" title="Being answered"></span>`}
     </a>
     <${MenuButton} label="Actions for ${title}" items=${[

@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "../ui.js";
 const MARGIN_PX = 8;
 
 /** `items` are `{label, run, kind}`; null stands for nothing. `run` may move the focus. */
-export function MenuButton({ label, items, children, className = "" }) {
+export function MenuButton({ label, items, children }) {
   const [isOpen, setOpen] = useState(false);
   const [button, menu] = [useRef(null), useRef(null)];
   const entries = () => [...menu.current.querySelectorAll("[role=menuitem]")];
@@ -49,10 +49,10 @@ export function MenuButton({ label, items, children, className = "" }) {
     close(true);
     item.run();
   };
-  return html`<button type="button" ref=${button} class="menu-button ${className}" aria-haspopup="menu"
+  return html`<button type="button" ref=${button} class="menu-button" aria-haspopup="menu"
       aria-expanded=${isOpen} aria-label=${label} title=${label} onKeyDown=${onButtonKey}
       onClick=${() => (isOpen ? close(true) : open(0))}>${children}</button>
-    <div ref=${menu} popover="auto" role="menu" class="menu" aria-label=${label} onKeyDown=${onKey}>
+    <div ref=${menu} popover="auto" role="menu" class="popup-menu" aria-label=${label} onKeyDown=${onKey}>
       ${items.filter(Boolean).map((item) => html`<button type="button" role="menuitem" tabindex="-1"
         class=${item.kind ?? ""} onClick=${() => choose(item)}>${item.label}</button>`)}
     </div>`;
