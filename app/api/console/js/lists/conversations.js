@@ -25,7 +25,7 @@ export function ConversationList() {
   const state = found ?? listing.value;
   return html`<section class="conversation-list" aria-label="Conversations" ref=${box}>
     <div class="list-head">
-      <input type="search" placeholder="Search conversations" aria-label="Search conversations" dir="auto" maxlength="1000"
+      <input type="search" placeholder="Search" aria-label="Search conversations" dir="auto" maxlength="1000"
         value=${words} onInput=${(event) => setWords(event.target.value)}
         onKeyDown=${(event) => event.key === "ArrowDown" && focusLink(box.current, 0, event)} />
       <${MenuButton} label="Import and export" items=${[
@@ -130,7 +130,7 @@ function Entry({ entry, words }) {
   return html`<li ref=${item} class=${isCurrent ? "current" : ""} onKeyDown=${onKeys}>
     <a href="#/chat/${encodeURIComponent(entry.id)}" dir="auto" title=${title} aria-current=${isCurrent ? "page" : null}>
       <${Highlighted} text=${title} words=${words} />
-      ${words && entry.excerpt && html`<span class="match" dir="auto"><${Highlighted} text=${entry.excerpt} words=${words} /></span>`}
+      ${words && entry.excerpt && entry.excerpt !== title && html`<span class="match" dir="auto"><${Highlighted} text=${entry.excerpt} words=${words} /></span>`}
       ${entry.in_progress && html`<span class="live" role="img" aria-label=", being answered" title="Being answered"></span>`}
     </a>
     <${MenuButton} label="Actions for ${title}" items=${[
@@ -186,7 +186,8 @@ function Rest({ state, isEmpty, isSearch }) {
   latest.current = more;
   useEffect(() => {
     if (!state.hasMore || !button.current) return;
-    const seen = new IntersectionObserver(([{ isIntersecting }]) => isIntersecting && latest.current());
+    const look = ([{ isIntersecting }]) => isIntersecting && latest.current();
+    const seen = new IntersectionObserver(look, { root: button.current.closest(".side"), rootMargin: "300px" });
     seen.observe(button.current);
     return () => seen.disconnect();
   }, [state.hasMore, state.data?.length, conversations.value.length]);

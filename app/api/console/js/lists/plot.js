@@ -3,95 +3,78 @@ import { compact, number } from "../format.js";
 import { html, useEffect, useRef, useState } from "../ui.js";
 import { exactUsd } from "./sums.js";
 
-const HEIGHT_PX = 220;
-const UTC = "Etc/UTC";
+const HEIGHT = 200;
+const EDGE = { left: 54, right: 6, top: 10, bottom: 22 };
+const LABEL_PX = 72;
+const MAX_BAR_PX = 44;
 const DAY = new Intl.DateTimeFormat(navigator.languages, { day: "numeric", month: "short", timeZone: "UTC" });
 const LONG_DAY = new Intl.DateTimeFormat(navigator.languages, { dateStyle: "long", timeZone: "UTC" });
-const dark = matchMedia("(prefers-color-scheme: dark)");
+
+const total = (values) => values.reduce((sum, value) => sum + value, 0);
 
 /** `series` are `{label, values}`, the first at the bottom; the values are numbers, or micro-dollars with `isMoney`. */
 export function Plot({ title, days, series, isMoney = false }) {
-  const [frame, box] = [useRef(null), useRef(null)];
+  const [frame, width] = useWidth();
   const [at, setAt] = useState(null);
-  const theme = useTheme();
   const write = isMoney ? exactUsd : number;
-  useEffect(() => {
-    let [plot, isGone] = [null, false];
-    const draw = async () => {
-      const { default: UPlot } = await import("../../vendor/uplot.js");
-      if (isGone) return;
-      plot = new UPlot(optionsOf({ UPlot, box: box.current, series, setAt, isMoney }), dataOf(days, series), box.current);
-    };
-    draw();
-    const resized = new ResizeObserver(() => plot?.setSize({ width: box.current.clientWidth, height: HEIGHT_PX }));
-    resized.observe(frame.current);
-    return () => {
-      isGone = true;
-      resized.disconnect();
-      plot?.destroy();
-    };
-  }, [days.join(), JSON.stringify(series), theme]);
-  const total = (i) => series.reduce((sum, one) => sum + (i === null ? one.values.reduce((a, b) => a + b, 0) : one.values[i]), 0);
-  const valueOf = (one) => (at === null ? one.values.reduce((a, b) => a + b, 0) : one.values[at] ?? 0);
-  return html`<figure class="plot" ref=${frame}>
-    <figcaption><b>${title}</b> <span class="muted">${at === null ? "in all" : LONG_DAY.format(new Date(days[at]))}: ${write(total(at))}</span></figcaption>
-    <div ref=${box} role="img" aria-label="${title}: bars for ${days.length} days, in all ${write(total(null))}. The table below has the numbers."></div>
+  const valueOf = ({ values }) => (at === null ? total(values) : values[at] ?? 0);
+  const all = write(total(series.map(valueOf)));
+  const step = (width - EDGE.left - EDGE.right) / days.length;
+  const look = (event) => {
+    const i = Math.floor((event.clientX - frame.current.getBoundingClientRect().left - EDGE.left) / step);
+    setAt(i >= 0 && i < days.length ? i : null);
+  };
+  return html`<figure class="plot">
+    <figcaption><b>${title}</b> <span class="muted">${at === null ? "in all" : LONG_DAY.format(new Date(days[at]))}: ${all}</span></figcaption>
+    <div ref=${frame} class="plot-area">
+      ${width > 0 && html`<svg width=${width} height=${HEIGHT} role="img" onPointerMove=${look} onPointerLeave=${() => setAt(null)}
+        aria-label="${title}: bars for ${days.length} days, in all ${write(total(series.map(({ values }) => total(values))))}. The table below has the numbers.">
+        <${Bars} ...${{ days, series, isMoney, width, step, at }} />
+      </svg>`}
+    </div>
     <ul class="legend">${series.map((one, i) => html`<li><i class="swatch plot-${i + 1}"></i><span dir="auto">${one.label}</span> <b>${write(valueOf(one))}</b></li>`)}</ul>
   </figure>`;
 }
 
-/** Another value whenever the colours are others. */
-function useTheme() {
-  const [number, setNumber] = useState(0);
+/** A ref, and the width of the element that it is given to. */
+function useWidth() {
+  const [frame, [width, setWidth]] = [useRef(null), useState(0)];
   useEffect(() => {
-    const changed = () => setNumber((last) => last + 1);
-    const watch = new MutationObserver(changed);
-    watch.observe(document.documentElement, { attributeFilter: ["data-theme"] });
-    dark.addEventListener("change", changed);
-    return () => {
-      watch.disconnect();
-      dark.removeEventListener("change", changed);
-    };
+    const resized = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
+    resized.observe(frame.current);
+    return () => resized.disconnect();
   }, []);
-  return number;
+  return [frame, width];
 }
 
-/** uPlot draws each bar from the axis: the sums of all below come first, so that lower ones are drawn over them. */
-function dataOf(days, series) {
-  const sums = days.map(() => 0);
-  const stacked = series.map(({ values }) => values.map((value, i) => (sums[i] += value)));
-  return [days.map((day) => Date.parse(day) / 1000), ...stacked.reverse()];
+function Bars({ days, series, isMoney, width, step, at }) {
+  const sums = days.map((_, i) => total(series.map(({ values }) => values[i])));
+  const ticks = ticksTo(Math.max(...sums), isMoney ? 1 : 0.001);
+  const scale = (HEIGHT - EDGE.top - EDGE.bottom) / ticks.at(-1);
+  const y = (value) => HEIGHT - EDGE.bottom - value * scale;
+  const x = (i) => EDGE.left + (i + 0.5) * step;
+  const bar = Math.max(1, Math.min(MAX_BAR_PX, step * 0.76));
+  const floors = days.map(() => 0);
+  const paths = series.map(({ values }) => values.map((value, i) => {
+    if (!value) return "";
+    const height = value * scale;
+    const bottom = y(floors[i]);
+    floors[i] += value;
+    return `M${x(i) - bar / 2} ${bottom}h${bar}v${-height}h${-bar}z`;
+  }).join(""));
+  const every = Math.ceil(LABEL_PX / step);
+  return html`
+    ${at !== null && html`<rect class="plot-day" x=${EDGE.left + at * step} y="0" width=${step} height=${HEIGHT - EDGE.bottom} />`}
+    ${ticks.map((tick) => html`<line x1=${EDGE.left} x2=${width - EDGE.right} y1=${y(tick)} y2=${y(tick)} />
+      <text x=${EDGE.left - 8} y=${y(tick) + 4} text-anchor="end">${isMoney ? `$${compact(tick / 1e6)}` : compact(tick)}</text>`)}
+    ${paths.map((d, i) => html`<path d=${d} class="plot-${i + 1}" />`)}
+    ${days.map((day, i) => i % every === 0 && html`<text x=${x(i)} y=${HEIGHT - 5} text-anchor="middle">${DAY.format(new Date(day))}</text>`)}`;
 }
 
-function optionsOf({ UPlot, box, series, setAt, isMoney }) {
-  const colours = coloursOf(box);
-  const bars = UPlot.paths.bars({ size: [0.75, 48], radius: 0.1 });
-  const scaled = (value) => (isMoney ? `$${compact(value / 1e6)}` : compact(value));
-  const axis = { stroke: colours.text, font: "12px system-ui, sans-serif", ticks: { show: false } };
-  return {
-    width: box.clientWidth, height: HEIGHT_PX, legend: { show: false },
-    tzDate: (seconds) => UPlot.tzDate(new Date(seconds * 1000), UTC),
-    padding: [8, 8, 0, 0],
-    cursor: { drag: { x: false, y: false }, points: { show: false }, y: false },
-    scales: { x: { range: (_plot, low, high) => [low - 43_200, high + 43_200] }, y: { range: (_plot, _low, high) => [0, high * 1.05 || 1] } },
-    axes: [
-      { ...axis, size: 26, gap: 2, grid: { show: false }, space: 70, incrs: [1, 2, 5, 7, 14, 30, 61, 91, 183, 365].map((d) => d * 86_400), values: (_plot, splits) => splits.map((s) => DAY.format(s * 1000)) },
-      { ...axis, size: 56, grid: { stroke: colours.grid, width: 1 }, values: (_plot, splits) => splits.map(scaled) },
-    ],
-    series: [{}, ...series.map((one, i) => ({ label: one.label, paths: bars, fill: colours.series[i], stroke: colours.series[i], width: 0, points: { show: false } })).reverse()],
-    hooks: { setCursor: [(plot) => setAt(plot.cursor.idx ?? null)] },
-  };
-}
-
-function coloursOf(box) {
-  const style = getComputedStyle(box);
-  const read = (name) => {
-    const probe = document.createElement("i");
-    probe.style.color = `var(${name})`;
-    box.append(probe);
-    const { color } = getComputedStyle(probe);
-    probe.remove();
-    return color;
-  };
-  return { text: style.color, grid: read("--border"), series: [1, 2, 3, 4, 5, 6].map((i) => read(`--plot-${i}`)) };
+/** Round numbers from 0 to at least `high`, four or five steps. */
+export function ticksTo(high, least) {
+  const rough = Math.max(high, least) / 4;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * 0.999);
+  return Array.from({ length: Math.ceil(Math.max(high, least) / step - 1e-9) + 1 }, (_, i) => i * step);
 }
