@@ -194,8 +194,8 @@ def test_a_broken_file_is_named_with_its_line(ann: Page):
     parse = """async (module, files) => {
         const said = [];
         for (const bytes of files) {
-            const buffer = new Uint8Array(bytes).buffer;
-            said.push(await module.parseFile(buffer, "file.jsonl").then(() => "read", (error) => error.message));
+            const parsed = module.parseFile(new Uint8Array(bytes).buffer, "file.jsonl");
+            said.push(await parsed.then(() => "read", (error) => error.message));
         }
         return said;
     }"""
@@ -252,10 +252,12 @@ def test_a_long_conversation_is_carried_over(ann: Page):
     """Ten thousand messages, there and back."""
     chain = [{"role": "user" if i % 2 == 0 else "assistant", "content": f"line {i}"} for i in range(10_000)]
     carry = """async (formats, messages) => {
-        const shown = { id: "c", title: "long", model: "m", created_at: 1, updated_at: 1, messages: messages.map((m, i) =>
-            ({ ...m, id: `m${i}`, parent_id: i ? `m${i - 1}` : null, created_at: 1, status: "complete" })) };
-        const [read] = await formats.parseText(formats.toJsonl(shown), "f");
-        const again = read.body.messages;
-        return [again.length, again.every((m, i) => m.content === messages[i].content && m.parent_id === (i ? `m${i - 1}` : null))];
+        const above = (i) => (i ? `m${i - 1}` : null);
+        const times = { created_at: 1, updated_at: 1 };
+        const chain = messages.map((m, i) => ({ ...m, ...times, id: `m${i}`, parent_id: above(i) }));
+        const shown = { id: "c", title: "long", model: "m", ...times, messages: chain };
+        const [{ body }] = formats.parseText(formats.toJsonl(shown), "f");
+        const isSame = (m, i) => m.content === messages[i].content && m.parent_id === above(i);
+        return [body.messages.length, body.messages.every(isSame)];
     }"""
     assert module_of(ann, "js/lists/formats.js", carry, chain) == [10_000, True]

@@ -189,14 +189,16 @@ function ordered(conv, messages, where) {
 function fromMessage(message, id, parentId, where) {
   const { role, timestamp, status } = message;
   const isTime = Number.isFinite(timestamp) && timestamp >= 0;
+  const calls = role === "assistant" ? callsOf(message.toolCalls, where) : undefined;
   return withoutNulls({
-    id, role, status, content: contentOf(message),
+    id, role, status,
+    content: contentOf(message) || (calls ? null : ""), // without a text beside its calls, as servers say it
     created_at: isTime ? Math.floor(timestamp / 1000) : undefined,
     finish_reason: message.finishReason,
     name: message.name,
     reasoning_content: role === "assistant" ? message.reasoningContent || message.thinking || undefined : undefined,
     tool_call_id: role === "tool" ? message.toolCallId : undefined,
-    tool_calls: role === "assistant" ? callsOf(message.toolCalls, where) : undefined,
+    tool_calls: calls,
   }, { parent_id: parentId });
 }
 
