@@ -113,7 +113,7 @@ def test_the_budget_says_what_is_left(context: BrowserContext, server: ConsoleSe
 
 
 def test_another_period(context: BrowserContext, server: ConsoleServer, keys: dict[str, str]):
-    """Nothing last month, which is said; seven days and a range have today's numbers, a wrong range an error."""
+    """Nothing last month; seven days and a range have today's numbers; a wrong range is an error."""
     page = usage(context, server, keys["ann"])
     today = table(page)
     period = page.get_by_label("Period")
