@@ -163,7 +163,7 @@ def test_scales_are_round(context: BrowserContext, server: ConsoleServer):
     page = context.new_page()
     open_signed_in(page, server.url, server.key)
     ticks = "(module, all) => all.map(([high, least]) => module.ticksTo(high, least))"
-    cases = [[0, 1], [1, 1], [7, 0.001], [99_999, 1], [100_000, 1], [2**53, 1], [3, 1]]
+    cases: list[list[float]] = [[0, 1], [1, 1], [7, 0.001], [99_999, 1], [100_000, 1], [2**53, 1], [3, 1]]
     for (high, least), marks in zip(cases, module_of(page, "js/lists/plot.js", ticks, cases), strict=True):
         assert marks[0] == 0
         assert marks[-1] >= max(high, least) * 0.999
