@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +53,36 @@ def server_flags() -> tuple[str, ...]:
     return ("--max-reads-per-s", "0")
 
 
+@dataclass
+class Ann:
+    """Somebody with conversations of their own."""
+
+    server: ConsoleServer
+    key: str
+
+    def kept(self) -> list[Any]:
+        """Of each conversation its title and what an import keeps of its messages, newest first."""
+        listed = self.server.call("GET", "/api/conversations", key=self.key)["data"]
+        shown = [self.server.call("GET", f"/api/conversations/{c['id']}", key=self.key) for c in listed]
+        return [(conversation["title"], tree(conversation["messages"])) for conversation in shown]
+
+    def put(self, *messages: dict[str, Any], title: str = "A tree") -> None:
+        """Make a conversation."""
+        self.server.call("POST", "/api/conversations", {"title": title, "messages": [*messages]}, self.key)
+
+
 @pytest.fixture
-def ann(context: BrowserContext, server: ConsoleServer) -> Page:
-    """The console of somebody who has no conversation yet."""
+def ann(server: ConsoleServer, request: pytest.FixtureRequest) -> Ann:
+    """Another one in each test."""
+    return Ann(server, server.new_key("ann", owner=request.node.name))
+
+
+@pytest.fixture
+def page(context: BrowserContext, server: ConsoleServer, ann: Ann) -> Page:
+    """Ann's page of the console."""
     opened = context.new_page()
-    open_signed_in(opened, server.url, server.new_key("ann", owner=f"owner-{id(opened)}"))
+    open_signed_in(opened, server.url, ann.key)
     return opened
-
-
-def kept(page: Page) -> list[Any]:
-    """Of each conversation its title and what an import keeps of its messages, newest first."""
-    read = """async (module) => {
-        const page = await module.getJson("/api/conversations");
-        return Promise.all(page.data.map(({ id }) => module.getJson(`/api/conversations/${id}`)));
-    }"""
-    return [(shown["title"], tree(shown["messages"])) for shown in module_of(page, "js/api.js", read)]
 
 
 def tree(messages: list[dict[str, Any]]) -> list[Any]:
@@ -74,12 +90,6 @@ def tree(messages: list[dict[str, Any]]) -> list[Any]:
     places = {m["id"]: i for i, m in enumerate(messages)}
     names = {"id", "parent_id", "usage", "request_id", "choice"}
     return [({k: v for k, v in m.items() if k not in names}, places.get(m["parent_id"])) for m in messages]
-
-
-def put(page: Page, *messages: dict[str, Any], title: str = "A tree") -> None:
-    """Make a conversation."""
-    make = "(module, body) => module.sendJson('POST', '/api/conversations', body)"
-    module_of(page, "js/api.js", make, {"title": title, "messages": list(messages)})
 
 
 def export(page: Page, name: str, button: str = "Import and export") -> tuple[str, bytes]:
@@ -107,40 +117,40 @@ def jsonl(*values: Any) -> bytes:
     return "\n".join(json.dumps(value, ensure_ascii=False) for value in values).encode()
 
 
-def test_what_was_exported_comes_back_equal(ann: Page):
+def test_what_was_exported_comes_back_equal(page: Page, ann: Ann):
     """Of one conversation: its messages, branches, reasoning, calls, images, times and states."""
-    put(ann, *TREE)
-    ann.reload()
-    ann.get_by_role("link", name="A tree").hover()
-    name, content = export(ann, "Export as JSONL", "Actions for A tree")
+    ann.put(*TREE)
+    page.reload()
+    page.get_by_role("link", name="A tree").hover()
+    name, content = export(page, "Export as JSONL", "Actions for A tree")
     assert name == "A-tree.jsonl"
     lines = [json.loads(line) for line in content.decode().splitlines()]
     assert [line["type"] for line in lines] == ["session", *["message"] * (len(TREE) + 1)]
     assert (lines[0]["name"], lines[1]["message"]["type"]) == ("A tree", "root")
     assert len(lines[1]["message"]["children"]) == 2
-    import_files(ann, content)
-    expect(ann.get_by_text("Imported 1 conversation.")).to_be_visible()
-    again, first = kept(ann)
+    import_files(page, content)
+    expect(page.get_by_text("Imported 1 conversation.")).to_be_visible()
+    again, first = ann.kept()
     assert again == first
     assert len(first[1]) == len(TREE)
 
 
-def test_all_conversations_are_one_file(ann: Page):
+def test_all_conversations_are_one_file(page: Page, ann: Ann):
     """Which llama.cpp reads too, and this console; and one of Markdown."""
     for number in range(3):
-        put(ann, {"role": "user", "content": f"question {number}"}, title=f"№ {number}")
-    name, content = export(ann, "Export all as JSONL")
+        ann.put({"role": "user", "content": f"question {number}"}, title=f"№ {number}")
+    name, content = export(page, "Export all as JSONL")
     assert name.startswith("conversations-20")
-    before = kept(ann)
-    import_files(ann, content)
-    expect(ann.get_by_text("Imported 3 conversations.")).to_be_visible()
-    assert sorted(kept(ann), key=str) == sorted(before * 2, key=str)
-    _, markdown = export(ann, "Export all as Markdown")
+    before = ann.kept()
+    import_files(page, content)
+    expect(page.get_by_text("Imported 3 conversations.")).to_be_visible()
+    assert sorted(ann.kept(), key=str) == sorted(before * 2, key=str)
+    _, markdown = export(page, "Export all as Markdown")
     assert markdown.decode().count("# № ") == 6
 
 
 @pytest.mark.parametrize("form", ["lines", "legacy", "zip"])
-def test_conversations_of_llama_cpp_are_read(ann: Page, form: str):
+def test_conversations_of_llama_cpp_are_read(page: Page, ann: Ann, form: str):
     """Its lines, its older JSON and its archives: oldest first, the open branch last, files as text."""
     content, names = jsonl(*LINES), ("a.jsonl",)
     if form == "legacy":
@@ -151,9 +161,9 @@ def test_conversations_of_llama_cpp_are_read(ann: Page, form: str):
             archive.writestr("a.jsonl", content)
             archive.writestr("read.me", "no conversation")
         content, names = packed.getvalue(), ("a.zip",)
-    import_files(ann, content, names=names)
-    expect(ann.get_by_role("link", name="From elsewhere")).to_be_visible()
-    [(title, messages)] = kept(ann)
+    import_files(page, content, names=names)
+    expect(page.get_by_role("link", name="From elsewhere")).to_be_visible()
+    [(title, messages)] = ann.kept()
     assert title == "From elsewhere"
     shown = [(m["role"], m["content"], m["created_at"], above) for m, above in messages]
     assert shown == [
@@ -189,7 +199,7 @@ BROKEN = [
 """A file, and the beginning of what is said of it."""
 
 
-def test_a_broken_file_is_named_with_its_line(ann: Page):
+def test_a_broken_file_is_named_with_its_line(page: Page):
     """Nothing of it is imported; markup in it is text."""
     parse = """async (module, files) => {
         const said = [];
@@ -199,24 +209,24 @@ def test_a_broken_file_is_named_with_its_line(ann: Page):
         }
         return said;
     }"""
-    said = module_of(ann, "js/lists/formats.js", parse, [list(content) for content, _ in BROKEN])
+    said = module_of(page, "js/lists/formats.js", parse, [list(content) for content, _ in BROKEN])
     for sentence, (_, expected) in zip(said, BROKEN, strict=True):
         assert sentence.startswith(expected)
 
 
-def test_what_the_server_refuses_is_named_with_its_line(ann: Page, faults: Any):
+def test_what_the_server_refuses_is_named_with_its_line(page: Page, ann: Ann, faults: Any):
     """Of several conversations the ones before are kept, and the message says so."""
     faults.allow("400 (Bad Request)")
     hostile = {"type": "message", "message": {"id": "9", "role": "<img src=x>", "content": "x"}}
-    import_files(ann, jsonl(*LINES, LINES[0], GOOD, hostile))
-    notice = ann.get_by_role("alert")
+    import_files(page, jsonl(*LINES, LINES[0], GOOD, hostile))
+    notice = page.get_by_role("alert")
     expect(notice).to_contain_text("file.jsonl, line 8: messages[1].role must be one of")
     expect(notice).to_contain_text("Before that, 1 were imported.")
-    assert ann.locator(".notices img").count() == 0
-    assert len(kept(ann)) == 1
+    assert page.locator(".notices img").count() == 0
+    assert len(ann.kept()) == 1
 
 
-def test_our_own_json_is_read(ann: Page):
+def test_our_own_json_is_read(page: Page, ann: Ann):
     """As `GET …/export` gives it, with usage and ids in it."""
     export_ = {
         "id": "conv_1",
@@ -239,16 +249,16 @@ def test_our_own_json_is_read(ann: Page):
         },
         {**answer, "usage": usage, "request_id": "chatcmpl-1", "choice": 0, "finish_reason": "stop"},
     ]
-    import_files(ann, json.dumps({**export_, "messages": messages}).encode(), names=("ours.json",))
-    expect(ann.get_by_role("link", name="Ours")).to_be_visible()
-    [(_, shown)] = kept(ann)
+    import_files(page, json.dumps({**export_, "messages": messages}).encode(), names=("ours.json",))
+    expect(page.get_by_role("link", name="Ours")).to_be_visible()
+    [(_, shown)] = ann.kept()
     assert [(m["content"], m["created_at"], above) for m, above in shown] == [
         ("hello", 5, None),
         ("hi", 5, 0),
     ]
 
 
-def test_a_long_conversation_is_carried_over(ann: Page):
+def test_a_long_conversation_is_carried_over(page: Page):
     """Ten thousand messages, there and back."""
     chain = [{"role": "user" if i % 2 == 0 else "assistant", "content": f"line {i}"} for i in range(10_000)]
     carry = """async (formats, messages) => {
@@ -260,4 +270,4 @@ def test_a_long_conversation_is_carried_over(ann: Page):
         const isSame = (m, i) => m.content === messages[i].content && m.parent_id === above(i);
         return [body.messages.length, body.messages.every(isSame)];
     }"""
-    assert module_of(ann, "js/lists/formats.js", carry, chain) == [10_000, True]
+    assert module_of(page, "js/lists/formats.js", carry, chain) == [10_000, True]
