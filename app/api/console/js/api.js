@@ -37,7 +37,7 @@ export async function request(method, path, { json, headers = {}, signal, key: t
   let response;
   try {
     const body = json === undefined ? undefined : JSON.stringify(json);
-    response = await fetch(urlOf(path), { method, headers: sent, body, signal, cache: "no-store", credentials: "omit" });
+    response = await fetch(urlOf(path), { method, headers: sent, body, signal, cache: "no-store", credentials: "same-origin" });
   } catch (error) {
     throw signal?.aborted ? error : unreachable();
   }
