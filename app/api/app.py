@@ -11,6 +11,7 @@ from app.api.http.cors import with_cors
 from app.api.http.errors import ErrorMiddleware, ErrorResponses
 from app.api.http.layers import CountedResponses, LimitHeaders
 from app.api.routes.admin import AbuseRoutes, AdminKeyRoutes
+from app.api.routes.console import ConsoleRoutes
 from app.api.routes.conversations import ConversationRoutes
 from app.api.routes.endpoints import chat_endpoint, text_endpoint
 from app.api.routes.generations import GenerationRoutes
@@ -53,7 +54,10 @@ def _routes(runtime: Runtime) -> list[Route]:
     service = ServiceRoutes(runtime, gatekeeper)
     prefixes = PrefixRoutes(runtime.prefixes)
     usage = UsageRoutes(runtime.database, runtime.keys)
+    console = ConsoleRoutes()
     return [
+        route("/", console.page, "GET"),
+        route("/console/{version}/{path:path}", console.file, "GET"),
         route("/openapi.json", openapi, "GET"),
         route("/healthz", service.healthz, "GET"),
         *(route(path, service.readyz, "GET") for path in HEALTH_PATHS),
@@ -63,6 +67,7 @@ def _routes(runtime: Runtime) -> list[Route]:
         *(route(path, access(service.server_info, paced=True), "GET") for path in SERVER_INFO_PATHS),
         route("/v1/models", access(service.models_openai, paced=True), "GET"),
         route("/v1/models/{id:path}", access(service.model_openai, paced=True), "GET"),
+        route("/api/me", access(service.me, paced=True), "GET"),
         route("/api/usage", access(usage.usage, alone=True), "GET"),
         route("/api/prefixes", access(prefixes.own, paced=True), "GET"),
         route("/api/admin/prefixes", access(prefixes.list, admin=True), "GET"),

@@ -1,4 +1,4 @@
-"""The routes about the server itself: alive, ready, which version, which models, which API.
+"""The routes about the server itself: alive, ready, which version, which models, which API, for whom.
 
 `/model_info` and `/server_info` are as SGLang's clients read them.
 """
@@ -16,6 +16,8 @@ from starlette.responses import JSONResponse, Response
 
 from app.admission.admit import Admission
 from app.api.http.auth import Gatekeeper
+from app.api.openai.listing import json_response
+from app.api.schema.key_terms import as_json
 from app.core import TIERS, ModelCard
 from app.engine_factory import model_path
 from app.errors import EngineNotReady, UnknownModel
@@ -25,6 +27,7 @@ from app.routing.backend import Backend
 from app.routing.degraded_mode import Step
 from app.runtime import Runtime
 from app.settings import table
+from app.store.key_table import now_us
 
 _DOCUMENT_CACHED_S = 3600
 
@@ -76,6 +79,17 @@ class ServiceRoutes:
     async def version(self, request: Request) -> Response:
         """The version of this program, in the shape of vLLM's route."""
         return JSONResponse({"version": metadata.version("tokenring")})
+
+    async def me(self, _request: Request, caller: Caller) -> Response:
+        """GET /api/me: the caller's owner, scope and key, and whether this server needs keys."""
+        body = {
+            "object": "caller",
+            "owner": caller.owner,
+            "scope": "admin" if caller.is_admin else "chat",
+            "open": self._gatekeeper.keyless,
+            "key": None if caller.key is None else as_json(caller.key, now_us()),
+        }
+        return json_response(body, confidential=True)
 
     def _details(self) -> dict[str, Any]:
         """The server's state: its load, the store, the ledger, the queue."""

@@ -1,0 +1,51 @@
+// Whether the server is there and can take requests, watched from here; views read `server`.
+import { getJson, lastContact } from "./api.js";
+import { effect, signal } from "./ui.js";
+
+const SOON_MS = 1500;
+const SELDOM_MS = 20_000;
+
+/**
+ * `state` is "ready", "waiting" (it starts, restarts its engine or stops), "away" (no answer) or "offline" (this
+ * device has no network). `text` says why. Before the first answer `state` is "unknown".
+ */
+export const server = signal({ state: "unknown", text: "" });
+
+let timer = 0;
+let asking = false;
+
+function set(state, text = "") {
+  if (server.peek().state !== state || server.peek().text !== text) server.value = { state, text };
+}
+
+/** Ask /readyz now, and again: often while the server is not ready, seldom while it is. */
+export async function look() {
+  if (asking) return;
+  asking = true;
+  clearTimeout(timer);
+  try {
+    await getJson("/readyz", { key: "" });
+    set("ready");
+  } catch (error) {
+    if (error.body?.phase) set("waiting", error.body.phase);
+    else set(navigator.onLine ? "away" : "offline");
+  }
+  asking = false;
+  timer = setTimeout(() => (document.hidden ? pause() : look()), server.peek().state === "ready" ? SELDOM_MS : SOON_MS);
+}
+
+/** Nobody looks: wait until somebody does. */
+function pause() {
+  timer = 0;
+}
+
+/** Begin to watch. */
+export function watch() {
+  effect(() => {
+    if (lastContact.value !== "answered") look();
+  });
+  window.addEventListener("online", look);
+  window.addEventListener("offline", look);
+  document.addEventListener("visibilitychange", () => !document.hidden && look());
+  look();
+}

@@ -1,0 +1,2 @@
+// What every view is made of, from one place.
+export * from "../vendor/ui.js";
