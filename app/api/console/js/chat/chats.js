@@ -1,7 +1,8 @@
 // The open chats of this tab: the messages of each conversation, and the answers that are on their way.
-import { signal } from "../ui.js";
 import { getJson } from "../api.js";
 import { refreshConversations } from "../conversations.js";
+import { navigate, route } from "../router.js";
+import { signal } from "../ui.js";
 import { emptyAnswer, storedAnswer } from "./fold.js";
 import { forget, keep, keptPosts } from "./kept.js";
 import { sampling } from "./settings.js";
@@ -20,6 +21,7 @@ export function chatOf(id) {
   return (fresh ??= new Chat(null));
 }
 
+let numChats = 0;
 let localIds = 0;
 const localId = () => `local-${++localIds}`;
 const isLocal = (id) => id?.startsWith("local-");
@@ -27,6 +29,7 @@ const nextFrame = (draw) => (document.hidden ? setTimeout(draw, 250) : requestAn
 
 class Chat {
   constructor(id) {
+    this.number = ++numChats;
     this.id = signal(id);
     this.tree = new Tree();
     this.changed = signal(0); // messages came or went, or another branch is shown
@@ -149,10 +152,13 @@ class Chat {
     if (live.stopping.peek()) this.stop();
     if (answer.messageId && message.id !== answer.messageId) this.tree.rename(message, answer.messageId);
     if (this.id.peek() || !answer.conversationId) return;
-    chats.set(answer.conversationId, this);
-    if (fresh === this) fresh = null;
-    this.opened = true;
     this.id.value = answer.conversationId;
+    this.opened = true;
+    chats.set(answer.conversationId, this);
+    keep(answer.conversationId, live);
+    fresh = null;
+    const { name, id } = route.peek();
+    if (name === "chat" && id === null) navigate(`#/chat/${answer.conversationId}`, { replace: true });
     refreshConversations();
   }
 
@@ -185,6 +191,12 @@ class Chat {
     live.cancelled = true;
     cancel(live.answer.id).catch(() => (live.cancelled = false));
     if (live.state.peek()?.until !== undefined) live.leave.abort();
+  }
+
+  // Another branch.
+  show(id) {
+    this.tree.choose(id);
+    this.redraw();
   }
 
   regenerate = (message) => this.withIds(message, (own) => this.send([], own.parent_id));

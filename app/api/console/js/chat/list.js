@@ -102,6 +102,13 @@ export class MessageList {
     }
   }
 
+  close() {
+    this.sizes.disconnect();
+    cancelAnimationFrame(this.pending);
+    for (const node of this.drawn.values()) this.unmount(node);
+    this.element.replaceChildren();
+  }
+
   // The first drawn message in view: it stays where it is while room above it is measured.
   anchor() {
     const edge = this.scroller.getBoundingClientRect().top;

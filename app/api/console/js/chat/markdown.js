@@ -14,6 +14,7 @@ const CLEAN = {
 };
 const SAFE_TAG = /^<\/?(br|sub|sup|kbd)\s*\/?>$/i;
 const SAFE_LINK = /^(https?:|mailto:)/i;
+const MARK = /^ *(\d{1,9}[.)]?|[-+*])\s*$/;
 const FENCE = /^ {0,3}(`{3,}|~{3,})([^\n]*)\n/;
 
 const marked = new Marked({
@@ -22,6 +23,11 @@ const marked = new Marked({
     html: ({ text, block }) => {
       if (SAFE_TAG.test(text)) return text;
       return block ? `<p>${escape(text.trim()).replaceAll("\n", "<br>")}</p>` : escape(text);
+    },
+    // Above them stand the headings of the page and of the message.
+    heading({ tokens, depth }) {
+      const level = Math.min(6, depth + 2);
+      return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>`;
     },
     code: ({ text, lang }) => `<pre title="${escape(lang ?? "")}"><code>${escape(text)}</code></pre>`,
     // No image of another host is loaded: whoever wrote the text would learn who reads it, and when.
@@ -38,8 +44,9 @@ function clean(markup) {
   for (const block of fragment.querySelectorAll("p,li,h1,h2,h3,h4,h5,h6,th,td,blockquote,ul,ol")) block.dir = "auto";
   for (const pre of fragment.querySelectorAll("pre")) pre.replaceWith(codeBlock(pre.textContent, pre.title));
   for (const box of fragment.querySelectorAll("input")) {
-    if (box.type === "checkbox") box.disabled = true;
-    else box.remove();
+    if (box.type !== "checkbox") box.remove();
+    box.disabled = true;
+    box.ariaLabel = box.checked ? "done" : "to do";
   }
   for (const table of fragment.querySelectorAll("table")) {
     const frame = document.createElement("div");
@@ -99,7 +106,7 @@ export class MarkdownView {
     if (!keep) frame.replaceChildren();
     const { node, items } = block;
     token.items.forEach((item, index) => {
-      const seen = `${token.loose} ${item.raw.trimEnd()}`;
+      const seen = `${token.loose} ${item.raw}`;
       if (items[index] === seen) return;
       const drawn = clean(marked.parser([{ ...token, items: [item] }])).querySelector("li");
       if (node.children[index]) node.children[index].replaceWith(drawn);
@@ -110,9 +117,10 @@ export class MarkdownView {
     items.length = token.items.length;
   }
 
-  // All blocks but the last are finished, and not read again.
+  // All blocks but the last are finished, and not read again; nor is the list before what may be its next number.
   settle(tokens, shown) {
     this.fence = null;
+    if (shown.at(-2)?.type === "list" && MARK.test(shown.at(-1).raw)) shown.pop();
     const last = shown.at(-1);
     if (!last) return;
     for (const token of tokens.slice(0, tokens.indexOf(last))) this.offset += token.raw.length;

@@ -15,7 +15,7 @@ export function Message({ chat, item }) {
   for (const message of messages) message.tick?.value;
   if (head.role !== "assistant") return html`<${Asked} chat=${chat} message=${head} busy=${live !== null} />`;
   return html`<div class="answer" aria-busy=${String(isLive)}>
-    <h3 class="visually-hidden">Answer</h3>
+    <h2 class="visually-hidden">Answer</h2>
     ${messages.map((message) => html`<${Reasoning} answer=${message.answer} isLive=${isLive} />`)}
     <${Markdown} text=${messages.map(({ answer }) => answer.text).join("")} isLive=${isLive} />
     ${messages.flatMap(({ answer }) => answer.tools).map((tool) => html`<${Tool} tool=${tool} />`)}
@@ -56,7 +56,7 @@ function Asked({ chat, message, busy }) {
     return html`<details class="aside"><summary>${role === "tool" ? "Result of the tool" : "System prompt"}</summary><pre dir="auto">${shown}</pre></details>`;
   }
   return html`<div class="asked">
-    <h3 class="visually-hidden">You</h3>
+    <h2 class="visually-hidden">You</h2>
     ${imagesOf(content).map((url) => html`<img src=${url} alt="Attached image" />`)}
     ${shown && html`<p dir="auto">${shown}</p>`}
     <div class="foot">
@@ -176,7 +176,7 @@ function AnswerFoot({ chat, item, busy }) {
   const { usage } = answer;
   const model = answer.model ?? "";
   const cost = costUsd(model, usage);
-  const facts = [model, message.created_at && dateTime(message.created_at), usage && `${compact(usage.prompt_tokens)} + ${compact(usage.completion_tokens)} tokens`, cost !== null && money(cost)];
+  const facts = [model, message.created_at && dateTime(message.created_at), usage && `${compact(usage.prompt_tokens)} + ${compact(usage.completion_tokens)} tokens`, cost > 0 && money(cost)];
   return html`<div class="foot">
     <${Siblings} chat=${chat} message=${item.head} busy=${busy} />
     <${Copy} text=${item.messages.map((part) => part.answer.text).join("")} />

@@ -37,7 +37,7 @@ export class Tree {
   }
 
   siblings(message) {
-    return this.children.get(message.parent_id);
+    return this.children.get(message.parent_id) ?? [message];
   }
 
   // Shows the branch on which a message is.

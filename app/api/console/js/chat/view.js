@@ -1,5 +1,4 @@
 // The chat: its messages, and where the next is written.
-import { navigate } from "../router.js";
 import { bind } from "../shortcuts.js";
 import { html, render, useEffect, useLayoutEffect, useRef, useSignal, useSignalEffect } from "../ui.js";
 import { Announcer } from "./announce.js";
@@ -14,10 +13,6 @@ import { items } from "./tree.js";
 
 export function ChatView({ conversationId }) {
   const chat = chatOf(conversationId);
-  const id = chat.id.value;
-  useEffect(() => {
-    if (id && id !== conversationId) navigate(`#/chat/${encodeURIComponent(id)}`, { replace: true });
-  }, [id, conversationId]);
   useEffect(() => void loadModels().catch(() => {}), []);
   return html`<${Chat} key=${chat.number} chat=${chat} />`;
 }
@@ -42,6 +37,7 @@ function Chat({ chat }) {
   chat.changed.value;
   const isEmpty = chat.tree.path().length === 0;
   return html`<section class="chat" aria-label="Chat">
+    ${!isEmpty && html`<h1 class="visually-hidden">Chat</h1>`}
     <${Panel} chat=${chat} />
     <${Log} chat=${chat} list=${list} isAtEnd=${isAtEnd} />
     ${isEmpty && html`<div class="empty">${chat.loading.value ? "Reading the conversation…" : chat.problem.value ? html`<${Problem} problem=${chat.problem.value} />` : html`<h1>What would you like to know?</h1>
