@@ -17,8 +17,8 @@ from app.settings import Settings
 from tests.support.screens import Piece, SpeakingEngine, speaking, word_models, words
 from tests.support.servers import Served, serve_here
 
-SLOWLY = "slowly"
-"""A question with this word is answered at 25 tokens a second, another as fast as the loop turns."""
+SLOWLY, QUICKLY = "slowly", "quickly"
+"""A question with such a word is answered at 25 or 200 tokens a second, another as fast as the loop turns."""
 
 
 class SpeakingServer:
@@ -72,7 +72,8 @@ def asked(request: ChatRequest) -> str:
 
 def script_of(request: ChatRequest) -> Script:
     """The pace of an answer."""
-    return Script(rate=25 if SLOWLY in asked(request) else 0)
+    text = asked(request)
+    return Script(rate=25 if SLOWLY in text else 200 if QUICKLY in text else 0)
 
 
 def speech(request: ChatRequest, _choice: int) -> list[Piece]:

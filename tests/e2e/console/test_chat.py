@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.support.console import Faults, axe, module_of
 from tests.support.screens import HARM
-from tests.support.speaking_server import SLOWLY, SpeakingServer
+from tests.support.speaking_server import QUICKLY, SLOWLY, SpeakingServer
 
 COMPLETIONS = "**/api/chat/completions"
 PIXEL = bytes.fromhex(
@@ -44,6 +44,18 @@ HOSTILE = (
     '<a href="javascript:pwned=1">c</a> <svg onload=window.pwned=1> <iframe src=//other.example></iframe> '
     "<style>*{display:none}</style> <form action=//other.example><input></form>"
 )
+LONG_TASKS_OF_AN_ANSWER = """() => new Promise((resolve) => {
+    const tasks = [];
+    new PerformanceObserver((list) => tasks.push(...list.getEntries().map(({ duration }) => duration)))
+        .observe({ type: "longtask" });
+    const answered = new MutationObserver(() => {
+        if (document.querySelector(".answer[aria-busy=true]")) return;
+        answered.disconnect();
+        setTimeout(() => resolve(tasks), 500);
+    });
+    answered.observe(document.querySelector(".log"), { subtree: true, attributeFilter: ["aria-busy"] });
+})"""
+"""How long tasks over 50 ms took while the rest of an answer came."""
 
 
 @pytest.fixture(scope="module")
@@ -322,7 +334,7 @@ def long_chat(server: SpeakingServer, messages: int) -> str:
     with sqlite3.connect(path, timeout=20) as store:
         (seq,) = store.execute("SELECT seq FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
         (last,) = store.execute("SELECT max(seq) FROM messages").fetchone()
-        text = "\n\n".join([MARKDOWN[0], MARKDOWN[1], LONG])
+        text = "\n\n".join([LONG, "**bold**", LONG]).replace(" ", ",")  # the engine counts words
         store.executemany(
             "INSERT INTO messages (seq, id, conversation_seq, parent_seq, role, text, created_at_us, status, choice)"
             " VALUES (?, ?, ?, ?, ?, ?, 0, 'complete', 0)",
@@ -334,8 +346,17 @@ def long_chat(server: SpeakingServer, messages: int) -> str:
     return conversation_id
 
 
+@pytest.mark.timed
 def test_200_tokens_a_second_into_10_000_messages(page: Page, server: SpeakingServer):
     """No task over 50 ms while the answer is drawn, and few messages are in the page."""
     conversation_id = long_chat(server, 9_990)
     page.goto(f"{server.url}#/chat/{conversation_id}")
     expect(page.locator("article").last).to_contain_text("word59")
+    text = "\n\n".join(MARKDOWN[:3] * 6)
+    long_tasks_ms: list[list[float]] = []
+    while len(long_tasks_ms) < 3 and [] not in long_tasks_ms:  # another process may have had the processor
+        ask(page, f"{QUICKLY}\n\n{text}")
+        expect(answers(page).last).to_contain_text("Title")
+        long_tasks_ms.append(page.evaluate(LONG_TASKS_OF_AN_ANSWER))
+        assert page.locator("article").count() < 60
+    assert [] in long_tasks_ms, long_tasks_ms

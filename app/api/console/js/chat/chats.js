@@ -25,13 +25,14 @@ let numChats = 0;
 let localIds = 0;
 const localId = () => `local-${++localIds}`;
 const isLocal = (id) => id?.startsWith("local-");
-const nextFrame = (draw) => (document.hidden ? setTimeout(draw, 250) : requestAnimationFrame(draw));
+const DRAW_MS = 40; // between drawings of an answer on its way
 
 class Chat {
   constructor(id) {
     this.number = ++numChats;
     this.id = signal(id);
     this.tree = new Tree();
+    this.path = []; // the messages that are shown
     this.changed = signal(0); // messages came or went, or another branch is shown
     this.live = signal(null); // the answer on its way
     this.problem = signal(null); // {error, until, again}: the last request, or the reading of the chat, failed
@@ -40,6 +41,7 @@ class Chat {
   }
 
   redraw() {
+    this.path = this.tree.path();
     this.changed.value += 1;
   }
 
@@ -57,7 +59,7 @@ class Chat {
   async load() {
     try {
       const { messages } = await getJson(`/api/conversations/${this.id.value}`);
-      const leaf = this.tree.path().at(-1)?.id;
+      const leaf = this.path.at(-1)?.id;
       const old = this.tree.byId;
       this.tree = new Tree(messages.map((message) => ({ ...message, answer: storedAnswer(message), ...drawn(old.get(message.id)) })));
       if (this.tree.byId.has(leaf)) this.tree.choose(leaf);
@@ -113,9 +115,9 @@ class Chat {
     const keepNow = () => keep(this.id.value, live);
     keepNow();
     for (const name of ["pagehide", "visibilitychange"]) addEventListener(name, keepNow);
-    let drawing = false;
+    let drawing = 0;
     const draw = () => {
-      drawing = false;
+      drawing = 0;
       message.tick.value += 1;
     };
     let error = null;
@@ -129,7 +131,7 @@ class Chat {
         resumed: (eventId) => message.resumed.push(eventId),
         change: () => {
           this.learn(live);
-          if (!drawing) drawing = Boolean(nextFrame(draw));
+          drawing ||= setTimeout(draw, DRAW_MS);
         },
       });
     } catch (refusal) {
@@ -175,7 +177,7 @@ class Chat {
 
   // A refused request is not in the store: it goes when another one is sent. Returns what it asked.
   dropUnsent() {
-    const message = this.tree.path().at(-1);
+    const message = this.path.at(-1);
     if (message?.status !== "unsent") return null;
     for (let at = message; at && at.id !== message.asked.parent; at = this.tree.byId.get(at.parent_id)) {
       this.tree.remove(at.id);
@@ -208,13 +210,13 @@ class Chat {
   // Ids of messages that this page has sent are read from the store once they are needed.
   async withIds(message, act) {
     if (this.live.value) return;
-    const path = this.tree.path();
+    const { path } = this;
     const at = path.indexOf(message);
     if (path.slice(0, at + 1).some(({ id }) => isLocal(id)) && message.status !== "unsent") {
       await this.load();
       if (this.problem.value) return;
     }
-    act(this.tree.path()[at]);
+    act(this.path[at]);
   }
 }
 

@@ -1,41 +1,47 @@
 // The messages near the view, and room for the others: a chat of 10,000 messages has a few dozen in the page.
 const MARGIN_PX = 1000; // drawn above and below what is seen
-const GUESS_PX = 160;
 const STEP_PX = 250; // more of the margin is drawn with each frame
+const GUESS_PX = 160; // of a message that was not drawn yet
+const NEAR_PX = 40; // so near, the end is followed
 
 export class MessageList {
-  // `mount(element, item)` draws an item and returns its update function; `scroller` holds `element`.
-  constructor(scroller, element, mount, unmount) {
+  /** `mount(node, item)` draws an item, also anew; `onFollow(isFollowing)` is told whether the end is in view. */
+  constructor(scroller, element, mount, unmount, onFollow) {
     Object.assign(this, { scroller, element, mount, unmount });
     this.items = [];
     this.heights = new Map(); // by key, as they were last seen
-    this.drawn = new Map(); // by key
-    this.above = document.createElement("div");
-    this.below = document.createElement("div");
-    element.append(this.above, this.below);
-    this.following = true; // the end is in view
+    this.tops = new Float64Array(1); // of all items, and the end
+    this.measured = 0; // tops up to this index are right
+    this.drawn = new Map(); // nodes by key
+    this.above = element.appendChild(document.createElement("div"));
+    this.below = element.appendChild(document.createElement("div"));
+    this.following = true;
     this.margin = 0;
     this.sizes = new ResizeObserver((entries) => {
-      for (const { target } of entries) this.heights.set(target.key, target.offsetHeight);
-      if (this.following) this.toEnd();
-      else this.soon();
+      for (const { target } of entries) if (target.key) this.measure(target);
+      if (this.following) scroller.scrollTop = scroller.scrollHeight;
+      this.soon();
     });
     this.sizes.observe(scroller);
     scroller.addEventListener("scroll", () => {
-      this.following = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 40;
-      this.onFollow?.(this.following);
+      const following = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_PX;
+      if (following !== this.following) onFollow((this.following = following));
       this.soon();
     }, { passive: true });
   }
 
   set(items) {
     this.items = items;
-    const keys = new Set(items.map(({ key }) => key));
-    for (const [key, node] of this.drawn) if (!keys.has(key)) this.remove(key, node);
+    this.tops = new Float64Array(items.length + 1);
+    this.measured = 0;
+    const gone = new Map(this.drawn);
     for (const item of items) {
       const node = this.drawn.get(item.key);
-      if (node) this.mount(node, item);
+      if (!node) continue;
+      gone.delete(item.key);
+      this.mount(node, item);
     }
+    for (const [key, node] of gone) this.remove(key, node);
     this.draw();
     if (this.following) this.toEnd();
   }
@@ -54,28 +60,39 @@ export class MessageList {
     });
   }
 
-  height = ({ key }) => this.heights.get(key) ?? GUESS_PX;
+  measure(node) {
+    this.heights.set(node.key, node.offsetHeight);
+    this.measured = Math.min(this.measured, node.index);
+  }
+
+  /** The index of the item at a distance from the top. */
+  at(y) {
+    const { items, tops } = this;
+    for (; this.measured < items.length; this.measured += 1) {
+      tops[this.measured + 1] = tops[this.measured] + (this.heights.get(items[this.measured].key) ?? GUESS_PX);
+    }
+    let [low, high] = [0, items.length - 1];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (tops[middle + 1] > y) high = middle;
+      else low = middle + 1;
+    }
+    return low;
+  }
 
   draw() {
     const { scroller, items, element } = this;
+    if (!items.length) return;
     const anchor = this.following ? null : this.anchor();
-    const page = scroller.clientHeight;
-    const total = items.reduce((sum, item) => sum + this.height(item), 0);
-    const top = this.following ? total - page : scroller.scrollTop - element.offsetTop;
     if (!anchor) this.margin = 0;
-    const [from, to] = [top - this.margin, top + page + this.margin];
-    const wanted = [];
-    let [y, above, below] = [0, 0, 0];
-    for (const item of items) {
-      const end = y + this.height(item);
-      if (end < from) above = end;
-      else if (y > to) below += end - y;
-      else wanted.push(item);
-      y = end;
-    }
-    this.place(wanted);
-    this.above.style.height = `${above}px`;
-    this.below.style.height = `${below}px`;
+    const last = this.at(Infinity);
+    const top = this.following ? this.tops[last + 1] - scroller.clientHeight : scroller.scrollTop - element.offsetTop;
+    const first = this.at(top - this.margin);
+    const end = this.at(top + scroller.clientHeight + this.margin) + 1;
+    this.place(first, end);
+    this.at(0);
+    this.above.style.height = `${this.tops[first]}px`;
+    this.below.style.height = `${this.tops[items.length] - this.tops[end]}px`;
     if (anchor?.node.isConnected) scroller.scrollTop += anchor.node.getBoundingClientRect().top - anchor.top;
     if (this.margin < MARGIN_PX) {
       this.margin += STEP_PX;
@@ -83,38 +100,32 @@ export class MessageList {
     }
   }
 
-  place(wanted) {
+  place(first, end) {
+    const wanted = this.items.slice(first, end);
     const keys = new Set(wanted.map(({ key }) => key));
     for (const [key, node] of this.drawn) if (!keys.has(key)) this.remove(key, node);
-    let after = this.above;
-    for (const item of wanted) {
+    let before = this.above;
+    wanted.forEach((item, number) => {
       let node = this.drawn.get(item.key);
       if (!node) {
-        node = document.createElement("article");
-        node.key = item.key;
+        node = Object.assign(document.createElement("article"), { key: item.key });
         this.drawn.set(item.key, node);
-        after.after(node);
+        before.after(node);
         this.mount(node, item);
-        this.heights.set(item.key, node.offsetHeight);
         this.sizes.observe(node);
       }
-      after = node;
-    }
+      node.index = first + number;
+      if (!this.heights.has(item.key)) this.measure(node);
+      before = node;
+    });
   }
 
-  close() {
-    this.sizes.disconnect();
-    cancelAnimationFrame(this.pending);
-    for (const node of this.drawn.values()) this.unmount(node);
-    this.element.replaceChildren();
-  }
-
-  // The first drawn message in view: it stays where it is while room above it is measured.
+  /** The first message in view: it stays where it is while the room above it becomes known. */
   anchor() {
     const edge = this.scroller.getBoundingClientRect().top;
-    for (const node of this.element.children) {
+    for (const node of this.drawn.values()) {
       const { top, bottom } = node.getBoundingClientRect();
-      if (node.key && bottom > edge) return { node, top };
+      if (bottom > edge && top < edge + this.scroller.clientHeight) return { node, top };
     }
     return null;
   }
@@ -125,5 +136,12 @@ export class MessageList {
     this.unmount(node);
     node.remove();
     this.drawn.delete(key);
+  }
+
+  close() {
+    this.sizes.disconnect();
+    cancelAnimationFrame(this.pending);
+    for (const node of this.drawn.values()) this.unmount(node);
+    this.element.replaceChildren();
   }
 }

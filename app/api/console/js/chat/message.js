@@ -1,7 +1,7 @@
 // One message: what was asked, or an answer with all that is to be said about it.
 import { compact, dateTime, duration, money, number } from "../format.js";
 import { server } from "../server.js";
-import { html, useEffect, useRef, useState } from "../ui.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../ui.js";
 import { imagesOf, textOf } from "./fold.js";
 import { icon } from "./icons.js";
 import { MarkdownView } from "./markdown.js";
@@ -70,7 +70,7 @@ function Asked({ chat, message, busy }) {
 function Markdown({ text, isLive }) {
   const element = useRef(null);
   const view = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     view.current ??= new MarkdownView(element.current);
     view.current.draw(text, !isLive);
   }, [text, isLive]);
@@ -171,7 +171,7 @@ function AnswerFoot({ chat, item, busy }) {
   const message = item.messages.at(-1);
   const { answer, status } = message;
   if (status === "unsent") return null;
-  const isLast = chat.tree.path().at(-1) === message;
+  const isLast = chat.path.at(-1) === message;
   const isCut = ["cancelled", "interrupted", "failed"].includes(status) || answer.finish === "length";
   const { usage } = answer;
   const model = answer.model ?? "";

@@ -17,8 +17,8 @@ const describe = (model) => `${compact(model.context_length)} context, ${priceOf
 export function Panel({ chat }) {
   const { model, system, temperature, maxTokens } = settings.value;
   const current = currentModel();
-  const usage = chat.tree.path().findLast((message) => message.answer?.usage)?.answer.usage;
   chat.changed.value;
+  const usage = chat.path.findLast((message) => message.answer?.usage)?.answer.usage;
   const used = usage && usage.prompt_tokens + usage.completion_tokens;
   const set = (name) => (event) => change({ [name]: event.target.value });
   return html`<div class="panel row">

@@ -26,16 +26,16 @@ function Chat({ chat }) {
   useAnnouncements(chat, spoken);
 
   const send = (content) => {
-    const path = chat.tree.path();
+    const path = chat.path;
     const { system } = settings.peek();
     const first = path.length === 0 && system.trim() ? [{ role: "system", content: system }] : [];
     const parent = path.at(-1)?.status === "unsent" ? path.at(-1).asked.parent : path.at(-1)?.id ?? null;
     chat.send([...first, { role: "user", content }], parent);
     list.current.toEnd();
   };
-  const onUp = () => chat.tree.path().findLast(({ role }) => role === "user")?.edit?.();
+  const onUp = () => chat.path.findLast(({ role }) => role === "user")?.edit?.();
   chat.changed.value;
-  const isEmpty = chat.tree.path().length === 0;
+  const isEmpty = chat.path.length === 0;
   return html`<section class="chat" aria-label="Chat">
     ${!isEmpty && html`<h1 class="visually-hidden">Chat</h1>`}
     <${Panel} chat=${chat} />
@@ -53,13 +53,13 @@ function Log({ chat, list, isAtEnd }) {
   const inner = useRef(null);
   useLayoutEffect(() => {
     const mount = (node, item) => render(html`<${Message} chat=${chat} item=${item} />`, node);
-    list.current = new MessageList(scroller.current, inner.current, mount, (node) => render(null, node));
-    list.current.onFollow = (value) => (isAtEnd.value = value);
+    const onFollow = (isFollowing) => (isAtEnd.value = isFollowing);
+    list.current = new MessageList(scroller.current, inner.current, mount, (node) => render(null, node), onFollow);
     return () => list.current.close();
   }, [chat]);
   useSignalEffect(() => {
     chat.changed.value;
-    list.current.set(items(chat.tree.path()));
+    list.current.set(items(chat.path));
   });
   return html`<div class="scroller" ref=${scroller} tabindex="0" onClick=${copy}><div class="log" role="log" aria-live="off" aria-label="Messages" ref=${inner}></div></div>`;
 }
