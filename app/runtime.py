@@ -261,9 +261,12 @@ class Runtime:
         """Let the commands beside the server know which models there are."""
         self.database.note_models([backend.id for backend in self.backends if backend.ready])
 
-    def start_stage(self) -> str:
-        """The current stage of the start, in words. May block for some milliseconds."""
-        return self._stage or start_stage_of(self.engine)
+    async def note_start_stage(self) -> str:
+        """The current stage of the start, in words, noted in `phase`."""
+        stage = self._stage or await asyncio.to_thread(start_stage_of, self.engine)
+        if self.phase.startswith("starting"):
+            self.phase = f"starting: {stage}"
+        return stage
 
     def start_failed(self, reason: str) -> None:
         """The engine did not start, and will not."""

@@ -19,7 +19,7 @@ PROGRESS_S = 5.0
 READY = """
 Tokenring is ready.
 
-  address   {url}    (OpenAI's SDKs: base_url {url}/v1)
+  address   {url}    (in a browser, or for OpenAI's SDKs: base_url {url}/v1)
   model     {model}
   keys      {keys}
   data      {data_dir}
@@ -83,5 +83,5 @@ async def log_progress(runtime: Runtime, interval_s: float = PROGRESS_S) -> None
     began_s = loop.time()
     while True:
         await asyncio.sleep(interval_s)
-        stage = await asyncio.to_thread(runtime.start_stage)
+        stage = await runtime.note_start_stage()
         runtime.log.info("starting", stage=stage, elapsed_s=round(loop.time() - began_s))

@@ -28,6 +28,10 @@ class Unreachable(Exception):
     """No server answers, or the connection broke; the message says what to do."""
 
 
+class NoServer(Unreachable):
+    """No connection was made, so nothing was asked."""
+
+
 class Refused(Exception):
     """The server's refusal. `retry_after_s` is None where waiting does not help."""
 
@@ -109,15 +113,19 @@ class Server:
         if body is not None:
             content = json.dumps(body).encode()
             sent["Content-Type"] = "application/json"
+        connection = kind(str(parts.hostname), parts.port, timeout=CONNECT_TIMEOUT_S)
         try:
-            connection = kind(str(parts.hostname), parts.port, timeout=CONNECT_TIMEOUT_S)
             connection.connect()
+        except ConnectionRefusedError as exc:
+            raise NoServer(_start_one(self.url)) from exc
+        except OSError as exc:
+            raise NoServer(f"{self.url} cannot be reached: {_reason(exc)}.") from exc
+        try:
             connection.sock.settimeout(timeout_s)
             connection.request(method, parts.path + path, content, sent)
             response = connection.getresponse()
-        except ConnectionRefusedError as exc:
-            raise Unreachable(_start_one(self.url)) from exc
-        except (OSError, http.client.HTTPException, ValueError) as exc:
+        except (OSError, http.client.HTTPException) as exc:
+            connection.close()
             raise Unreachable(f"{self.url} cannot be reached: {_reason(exc)}.") from exc
         if response.status >= 400:
             raise _refusal(response)

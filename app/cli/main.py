@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from app import settings as settings_module
 from app.cli import doctor, flags, keys, safety, settings_table, store
+from app.cli.chat import command as chat
 from app.cli.client_options import Refused, Unreachable
 from app.cli.flags import command, flag
 from app.errors import ServingError
@@ -22,6 +23,7 @@ from app.store.opening import StoreRefused
 
 EXIT_PIPE = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     _add_settings(node)
     show = command(commands, "settings", "list all settings with their defaults")
     flag(show, "--markdown", "print the Markdown table of docs/settings.md, also on a terminal", bool)
+    chat.add_commands(commands)
     common = flags.common()
     for group in (keys, store, safety):
         group.add_commands(commands, common)
@@ -81,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has left, as `head` does; the interpreter flushes again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     except (SettingsError, StoreRefused, ServingError, Refused, Unreachable) as error:
         print(f"tokenring: {error}", file=sys.stderr)
         return EXIT_CONFIG if args.command in ("serve", "node") else EXIT_USAGE
@@ -95,6 +100,9 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     if args.command == "doctor":
         return doctor.run(overrides, args)
+    if args.command == "chat":
+        status: int = args.run(args)
+        return status
     if args.command == "safety":
         return safety.run(args)
     if args.command not in ("serve", "node"):

@@ -125,12 +125,17 @@ _CONVERSATION = "/api/conversations/{id}"
 _SAFETY_FILTERS = ("subject", "stage", "action", "category", "owner", "key", "request_id", "model")
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    ("GET", "/"): Operation("The web console", "public", media=("text/html", "text/plain")),
+    ("GET", "/console/{version}/{path}"): Operation(
+        "A file of the console", "public", media=("*/*",), errors=(404,)
+    ),
     ("GET", "/openapi.json"): Operation("This document", "public"),
     ("GET", "/healthz"): Operation("Whether the process lives", "public"),
     **{("GET", path): _READY for path in HEALTH_PATHS},
     ("GET", "/version"): Operation("The version of this program", "public"),
     ("GET", "/metrics"): Operation("Numbers for Prometheus", "admin", media=("text/plain",)),
     ("GET", "/api/models"): Operation("The models, with limits and prices"),
+    ("GET", "/api/me"): Operation("Whom the server takes you for, and what your key may do"),
     ("GET", "/api/usage"): Operation(
         "What was used and what it cost", query=("period", "from", "to", "group_by", "owner", "key")
     ),

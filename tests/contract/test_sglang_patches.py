@@ -394,3 +394,24 @@ def test_texts_are_those_of_sglang(tokenizer: Any, text: str):
     steps = [[bytes_of(tokenizer)[value]] for value in text.encode()]
     ours = texts_of(tokenizer, HandoverDetokenizer, steps)
     assert ours == texts_of(tokenizer, DetokenizerManager, steps)
+
+
+@pytest.mark.parametrize(("rids", "is_ours"), [(["a-000", "a-001"], True), (["a-000", "6f1c"], False)])
+def test_a_batch_of_our_choices_alone_is_sent_without_its_other_columns(
+    monkeypatch: pytest.MonkeyPatch, rids: list[str], is_ours: bool
+) -> None:
+    """One with a request of SGLang's own path is sent whole, but for the scheduler's timings."""
+    import msgspec
+    from sglang.srt.managers.detokenizer_manager import DetokenizerManager
+    from sglang.srt.managers.io_struct import BatchStrOutput
+
+    from app.engine.sglang.live_choices import StepBatch
+    from app.engine.sglang.patches.detokenizer import HandoverDetokenizer
+
+    names = [field.name for field in msgspec.structs.fields(BatchStrOutput)]
+    values = dict.fromkeys(names) | {"rids": rids, "output_ids": [array("q", [5]), array("q", [6])]}
+    whole = BatchStrOutput(**values)
+    monkeypatch.setattr(DetokenizerManager, "handle_batch_token_id_out", lambda _self, _batch: whole)
+    sent = HandoverDetokenizer.__new__(HandoverDetokenizer).handle_batch_token_id_out(None)
+    assert type(sent) is (StepBatch if is_ours else BatchStrOutput)
+    assert (sent.rids, sent.output_ids) == (rids, [[5], [6]])

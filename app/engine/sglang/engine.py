@@ -25,7 +25,7 @@ from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
 from app.engine.request_limits import check_images
 from app.engine.sglang.allowed_args import is_speculative
 from app.engine.sglang.args import SGLangOptions, as_started
-from app.engine.sglang.live_choices import LiveChoice, LiveChoices
+from app.engine.sglang.live_choices import LiveChoice, LiveChoices, choice_id
 from app.engine.sglang.process_work import WARM_UP, launch_stage
 from app.engine.sglang.recovery import Recovery
 from app.engine.sglang.run import SGLangRun
@@ -338,7 +338,7 @@ class SGLangEngine:
             sink = choice_sink(index, stream, num_tokens, run.launched.chat, request=rendered.request)
             request = rendered.request_of(index, deterministic=run.launched.deterministic)
             prior = prompt.continued[index] if prompt.continued else ()
-            choice = LiveChoice(f"{rid}-{index:03d}", request, sink, tally, prior, prompt.replica)
+            choice = LiveChoice(choice_id(rid, index), request, sink, tally, prior, prompt.replica)
             if self._health is Health.READY and self._run is not None:
                 await self.submit(choice)
             else:

@@ -2,12 +2,192 @@
 
 from __future__ import annotations
 
-from playwright.sync_api import Page, expect
+import signal
+from importlib import metadata
+from pathlib import Path
 
-from tests.support.console import axe
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+
+from app.store.keys import ID_CHARS
+from tests.support.console import ConsoleServer, Faults, axe, module_of
+
+PHONE = {"width": 390, "height": 780}
 
 
-def test_a_remembered_key_opens_the_console(page: Page):
-    """The views are there, those of an administrator too."""
-    expect(page.get_by_role("link", name="Admin")).to_be_visible()
+def pages_of(page: Page) -> list[str]:
+    """The names of the views that the top offers."""
+    links = page.get_by_role("navigation", name="Pages").get_by_role("link")
+    expect(links.first).to_be_visible()
+    return links.all_inner_texts()
+
+
+def open_sign_in(context: BrowserContext, server: ConsoleServer, address: str = "") -> Page:
+    """The console in a browser that has no key."""
+    page = context.new_page()
+    page.goto(server.url + address)
+    expect(page.get_by_label("API key")).to_be_focused()
+    return page
+
+
+def sign_in(page: Page, key: str) -> None:
+    """Give the form a key."""
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Sign in").click()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_frame_breaks_no_rule_of_accessibility(page: Page, faults: Faults, scheme: str):
+    """In both themes: what lies over the page, the width of a phone, and the sign-in."""
+    faults.allow("status of 401")
+    page.emulate_media(color_scheme=scheme)
+    page.get_by_role("button", name="Menu").click()
     assert axe(page) == []
+    page.get_by_role("button", name="Keyboard and version").click()
+    expect(page.get_by_role("dialog")).to_contain_text(f"Tokenring {metadata.version('tokenring')}")
+    assert axe(page) == []
+    page.keyboard.press("Escape")
+    page.set_viewport_size(PHONE)
+    page.get_by_role("button", name="Conversations").click()
+    expect(page.get_by_role("complementary", name="Conversations")).to_be_visible()
+    assert axe(page) == []
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Menu").click()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("API key")).to_be_visible()
+    assert axe(page) == []
+
+
+def test_a_key_opens_what_was_asked_for(context: BrowserContext, server: ConsoleServer, faults: Faults):
+    """The address is kept over the sign-in; a key of the scope chat sees no page of administrators."""
+    faults.allow("status of 401")
+    page = open_sign_in(context, server, "#/usage")
+    sign_in(page, f"  export KEY={server.new_key('Ayşe <b>王</b> 🎡', owner='ann')}\n")
+    expect(page.get_by_role("heading", name="Usage")).to_be_visible()
+    assert pages_of(page) == ["Chat", "Usage"]
+    page.get_by_role("button", name="Menu").click()
+    expect(page.locator("#menu")).to_contain_text("Ayşe <b>王</b> 🎡")
+    page.evaluate("location.hash = '#/admin'")
+    expect(page.get_by_text("This page needs an admin key")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("wrong", "The API key is not valid: unknown, expired, or revoked."),
+        ("schlüssel", "That is no key"),
+        ("two words", "That is no key"),
+    ],
+)
+def test_a_wrong_key_is_refused_with_a_reason(
+    context: BrowserContext, server: ConsoleServer, faults: Faults, key: str, problem: str
+):
+    """Nothing is kept, and the next key can be typed at once."""
+    faults.allow("status of 401")
+    page = open_sign_in(context, server)
+    sign_in(page, key)
+    expect(page.get_by_role("alert")).to_contain_text(problem)
+    assert axe(page) == []
+    assert page.evaluate("localStorage.length + sessionStorage.length") == 0
+    sign_in(page, server.key)
+    expect(page.get_by_role("link", name="Admin")).to_be_visible()
+
+
+def test_a_remembered_key_is_for_every_tab(context: BrowserContext, server: ConsoleServer, faults: Faults):
+    """A second tab is signed in, and signed out with the first."""
+    faults.allow("status of 401")
+    page = open_sign_in(context, server)
+    sign_in(page, server.key)
+    expect(page.get_by_role("link", name="Admin")).to_be_visible()
+    second = context.new_page()
+    second.goto(server.url)
+    expect(second.get_by_role("link", name="Admin")).to_be_visible()
+    page.get_by_role("button", name="Menu").click()
+    page.get_by_role("button", name="Sign out").click()
+    for tab in (page, second):
+        expect(tab.get_by_label("API key")).to_be_visible()
+    assert page.evaluate("localStorage.length") == 0
+
+
+def test_a_key_for_one_tab_is_gone_with_it(context: BrowserContext, server: ConsoleServer, faults: Faults):
+    """A reload keeps it, a second tab does not have it."""
+    faults.allow("status of 401")
+    page = open_sign_in(context, server)
+    page.get_by_label("Remember").uncheck()
+    sign_in(page, server.key)
+    expect(page.get_by_role("link", name="Admin")).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("link", name="Admin")).to_be_visible()
+    open_sign_in(context, server)
+
+
+def test_a_revoked_key_leads_back_to_the_form(context: BrowserContext, server: ConsoleServer, faults: Faults):
+    """With the next request, whichever view makes it; the key is forgotten, the address is not."""
+    faults.allow("status of 401")
+    key = server.new_key("leaver")
+    page = open_sign_in(context, server, "#/usage")
+    sign_in(page, key)
+    expect(page.get_by_role("heading", name="Usage")).to_be_visible()
+    server.call("DELETE", f"/api/admin/keys/{key[:ID_CHARS]}")
+    module_of(page, "js/api.js", "(api) => api.getJson('/api/models').catch(() => {})")
+    expect(page.get_by_role("alert")).to_contain_text("no longer takes your key")
+    assert page.evaluate("[localStorage.length, location.hash]") == [0, "#/usage"]
+
+
+def test_the_keyboard_reaches_everything(page: Page):
+    """The first tab stop skips to the content; a shortcut opens the help, Escape gives the focus back."""
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("main")).to_be_focused()
+    page.keyboard.press("Control+/")
+    expect(page.get_by_role("dialog")).to_contain_text("Ctrl+Shift+O")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("main")).to_be_focused()
+    page.keyboard.press("Control+Shift+S")
+    expect(page.get_by_role("complementary")).to_be_hidden()
+
+
+def test_the_conversations_lie_over_a_narrow_page(page: Page):
+    """They take the focus, keep it from the page below, and give it back."""
+    page.set_viewport_size(PHONE)
+    button, side = page.get_by_role("button", name="Conversations"), page.get_by_role("complementary")
+    expect(side).to_be_hidden()
+    button.click()
+    expect(side.get_by_role("link", name="New chat")).to_be_focused()
+    expect(page.locator("main")).to_have_attribute("inert", "")
+    page.keyboard.press("Escape")
+    expect(side).to_be_hidden()
+    expect(button).to_be_focused()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_a_theme_is_kept_and_shown_before_anything_is_drawn(page: Page):
+    """Dark on a light system."""
+    page.get_by_role("button", name="Menu").click()
+    page.get_by_label("Theme").select_option("dark")
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+def test_a_server_that_goes_away_is_waited_for(context: BrowserContext, faults: Faults, tmp_path: Path):
+    """A server without keys needs no sign-in. The page says that it was killed, and goes on when it is back."""
+    faults.allow("ERR_CONNECTION_REFUSED")
+    faults.allow("status of 503")
+    faults.allow("another host")
+    server = ConsoleServer(tmp_path)
+    server.start()
+    try:
+        page = context.new_page()
+        page.goto(server.url)
+        assert pages_of(page) == ["Chat", "Usage", "Admin"]
+        banner = page.locator(".banner")
+        server.stop(signal.SIGKILL)
+        page.evaluate("window.dispatchEvent(new Event('online'))")  # look now, and not in 20 s
+        expect(banner).to_contain_text("The server cannot be reached")
+        assert axe(page) == []
+        server.start()
+        expect(banner).to_be_empty()
+    finally:
+        server.stop(signal.SIGKILL)

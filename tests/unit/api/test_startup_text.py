@@ -74,12 +74,12 @@ async def test_a_start_tells_its_stages_until_it_is_over() -> None:
     there, stages = runtime(), ["importing", "warming up"]
     over = asyncio.Event()
 
-    def stage() -> str:
+    async def stage() -> str:
         if len(stages) == 1:
             over.set()
         return stages.pop(0) if stages else ""
 
-    there.start_stage = stage
+    there.note_start_stage = stage
     progress = asyncio.create_task(log_progress(there, interval_s=0.001))
     await over.wait()
     progress.cancel()

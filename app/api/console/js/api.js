@@ -18,6 +18,12 @@ export class ApiError extends Error {
   }
 }
 
+/** What an error says, and when to try again. */
+export function explain(error) {
+  const wait = error.retryAfterS ? ` Try again in ${error.retryAfterS} s.` : "";
+  return `${error.message ?? error}${wait}`;
+}
+
 /** The address of a route, wherever the console is mounted. */
 export function urlOf(path) {
   return new URL(path.replace(/^\//, ""), document.baseURI).href;

@@ -67,7 +67,8 @@ let handledRefusals = 0;
 effect(() => {
   if (refusals.value === handledRefusals) return;
   handledRefusals = refusals.value;
-  if (session.peek() === "signed-in") ask("The server no longer takes your key: it has expired, or was revoked.");
+  const hadKey = key.peek() !== "";
+  if (session.peek() === "signed-in") ask(hadKey ? "The server no longer takes your key: it has expired, or was revoked." : "The server asks for a key now.");
 });
 
 // Another tab has signed in or out.

@@ -18,79 +18,92 @@ const VIEWS = {
   usage: { title: "Usage", view: () => html`<${UsageView} />` },
   admin: { title: "Admin", view: () => html`<${AdminView} />`, isAdmins: true },
 };
+const STATES = {
+  away: () => "The server cannot be reached. This page tries again by itself.",
+  offline: () => "This device is offline. This page goes on by itself once it is back.",
+  waiting: (text) => `The server takes no requests yet: ${text}. This page goes on by itself.`,
+};
 
-/** Whether the side bar is open: over the page where that is narrow, beside it elsewhere. */
-export const isSideOpen = signal(!isNarrow());
-
-function isNarrow() {
-  return matchMedia("(max-width: 800px)").matches;
-}
+const narrow = matchMedia("(max-width: 800px)");
+const isNarrow = signal(narrow.matches);
+/** Whether the side bar is there: beside the page, or over it where that is narrow. */
+const isSideOpen = signal(!narrow.matches);
+narrow.addEventListener("change", () => {
+  isNarrow.value = narrow.matches;
+  isSideOpen.value = !narrow.matches;
+});
 
 const isVisible = (entry) => !entry.isAdmins || me.value?.scope === "admin";
 
 function ServerBanner() {
   const { state, text } = server.value;
-  const words = {
-    away: "The server cannot be reached. This page tries again by itself.",
-    offline: "This device is offline. This page goes on by itself once it is back.",
-    waiting: `The server takes no requests yet: ${text}. This page goes on by itself.`,
-  };
-  return html`<div class="banner ${state}" role="status">${words[state] ?? ""}</div>`;
+  return html`<div class="banner ${state}" role="status">${STATES[state]?.(text)}</div>`;
 }
 
 function Top() {
+  const entries = Object.entries(VIEWS).filter(([, entry]) => isVisible(entry));
   return html`<header class="top">
-    <button class="plain icon" aria-expanded=${String(isSideOpen.value)} aria-controls="side"
+    <button id="side-button" class="plain icon" aria-expanded=${String(isSideOpen.value)} aria-controls="side"
       aria-label="Conversations" onClick=${() => (isSideOpen.value = !isSideOpen.value)}>☰</button>
     <span class="brand">Tokenring</span>
-    <nav aria-label="Pages">
-      ${Object.entries(VIEWS).filter(([, entry]) => isVisible(entry)).map(([name, { title }]) => html`
-        <a href="#/${name}" aria-current=${route.value.name === name ? "page" : null}>${title}</a>`)}
+    <nav aria-label="Pages">${entries.map(([name, { title }]) => html`
+      <a href="#/${name}" aria-current=${route.value.name === name ? "page" : null}>${title}</a>`)}
     </nav>
-    <${Account} />
+    <button class="plain icon" popovertarget="menu" aria-label="Menu">⋮</button>
+    <${Menu} />
   </header>`;
 }
 
-function Account() {
-  const key = me.value?.key;
-  return html`<details class="menu">
-    <summary aria-label="Settings">⋮</summary>
-    <div class="card">
-      <p>${key ? html`Key <b>${key.name}</b>` : "No key is needed here"}<br /><span class="muted">${me.value?.owner}</span></p>
-      <label>Theme${" "}
-        <select value=${theme.value} onChange=${(event) => setTheme(event.target.value)}>
-          ${THEMES.map((name) => html`<option value=${name}>${name}</option>`)}
-        </select>
-      </label>
-      <button onClick=${() => (isHelpOpen.value = true)}>Keyboard and help</button>
-      ${!me.value?.open && html`<button onClick=${signOut}>Sign out</button>`}
-    </div>
-  </details>`;
+function Menu() {
+  const menu = useRef(null);
+  const { key, owner, open } = me.value;
+  const does = (act) => () => {
+    menu.current.hidePopover();
+    act();
+  };
+  return html`<div id="menu" ref=${menu} class="menu card" popover>
+    <p>${key ? html`Signed in with the key <b>${key.name}</b>` : open ? "This server needs no key." : "Signed in with the server's own key"}
+      ${key && key.name !== owner && html`<br /><span class="muted">Owner: ${owner}</span>`}</p>
+    <label>Theme${" "}
+      <select value=${theme.value} onChange=${(event) => setTheme(event.target.value)}>
+        ${Object.entries(THEMES).map(([name, label]) => html`<option value=${name}>${label}</option>`)}
+      </select>
+    </label>
+    <button onClick=${does(() => (isHelpOpen.value = true))}>Keyboard and version</button>
+    ${!open && html`<button onClick=${does(signOut)}>Sign out</button>`}
+  </div>`;
+}
+
+function closeSide() {
+  if (!isNarrow.peek() || !isSideOpen.peek()) return false;
+  isSideOpen.value = false;
+  document.getElementById("side-button").focus();
+  return true;
 }
 
 function Side() {
-  const close = () => isNarrow() && (isSideOpen.value = false);
-  return html`<aside id="side" class="side" aria-label="Conversations" inert=${!isSideOpen.value}
-    onClick=${(event) => event.target.closest("a") && close()}>
+  const side = useRef(null);
+  const isOver = isNarrow.value && isSideOpen.value;
+  useEffect(() => {
+    if (isOver) side.current.querySelector("a, button, input").focus();
+  }, [isOver]);
+  return html`<aside id="side" ref=${side} class="side" aria-label="Conversations" inert=${!isSideOpen.value}
+    onClick=${(event) => event.target.closest("a") && closeSide()}>
     <a class="button" href="#/chat">New chat</a>
     <${ConversationList} />
   </aside>
-  ${isSideOpen.value && html`<div class="backdrop" onClick=${close}></div>`}`;
-}
-
-function Broken({ error, retry }) {
-  return html`<div class="card" role="alert">
-    <h1>This view failed</h1>
-    <p>${error.message}</p>
-    <button onClick=${retry}>Show it again</button>
-  </div>`;
+  ${isOver && html`<div class="backdrop" onClick=${closeSide}></div>`}`;
 }
 
 function View() {
   const entry = VIEWS[route.value.name];
   const [error, retry] = useErrorBoundary((problem) => console.error(problem));
-  if (error) return html`<${Broken} error=${error} retry=${retry} />`;
-  if (!isVisible(entry)) return html`<div class="card"><h1>${entry.title}</h1><p>This page needs an admin key. Sign in with such a key to see it.</p></div>`;
+  if (error) {
+    return html`<div class="page" role="alert"><h1>This view failed</h1><p>${error.message}</p><button onClick=${retry}>Show it again</button></div>`;
+  }
+  if (!isVisible(entry)) {
+    return html`<div class="page"><h1>${entry.title}</h1><p>This page needs an admin key. Sign out, and sign in with such a key.</p></div>`;
+  }
   return entry.view();
 }
 
@@ -100,19 +113,19 @@ function useShortcuts() {
       bind("Ctrl+/", "Show this help", () => (isHelpOpen.value = true)),
       bind("Ctrl+Shift+O", "New chat", () => navigate("#/chat")),
       bind("Ctrl+Shift+S", "Show or hide the conversations", () => (isSideOpen.value = !isSideOpen.value)),
-      bind("Escape", "Close what lies over the page", () => isNarrow() && isSideOpen.value && (isSideOpen.value = false)),
+      bind("Escape", "Close what lies over the page", closeSide),
     ];
     return () => unbind.forEach((remove) => remove());
   }, []);
 }
 
-/** The view's name becomes the title, and its content gets the focus when it is another one. */
+/** The view's name is the page's title; another view gets the focus, and the first one after the sign-in. */
 function useTitle(main) {
-  const shown = useRef(null);
   const { name } = route.value;
+  const shown = useRef(document.activeElement === document.body ? null : "sign-in");
   useEffect(() => {
     document.title = `${VIEWS[name].title} · Tokenring`;
-    if (shown.current !== null && shown.current !== name) main.current.focus();
+    if (shown.current !== null && shown.current !== name && !main.current.contains(document.activeElement)) main.current.focus();
     shown.current = name;
   }, [name]);
 }
@@ -126,7 +139,7 @@ function Frame() {
     <${Top} />
     <div class="columns">
       <${Side} />
-      <main id="main" ref=${main} tabindex="-1"><${View} key=${route.value.name} /></main>
+      <main id="main" ref=${main} tabindex="-1" inert=${isNarrow.value && isSideOpen.value}><${View} key=${route.value.name} /></main>
     </div>
     <${Help} />`;
 }
@@ -136,6 +149,6 @@ export function Shell() {
   return html`<${ServerBanner} />
     ${session.value === "signed-in" && html`<${Frame} />`}
     ${session.value === "signed-out" && html`<${SignIn} />`}
-    ${session.value === "checking" && html`<main class="sign-in" id="main"><p class="muted">Asking the server…</p></main>`}
+    ${session.value === "checking" && html`<main class="sign-in"><h1 class="muted">Tokenring</h1></main>`}
     <${Notices} />`;
 }

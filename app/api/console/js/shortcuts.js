@@ -20,12 +20,14 @@ function named(event) {
   const parts = [];
   if (event.ctrlKey || event.metaKey) parts.push("Ctrl");
   if (event.altKey) parts.push("Alt");
-  if (event.shiftKey && (parts.length > 0 || event.key.length > 1)) parts.push("Shift");
+  // On some keyboards a sign such as / needs Shift.
+  if (event.shiftKey && /^([a-z]|..+)$/i.test(event.key)) parts.push("Shift");
   return [...parts, event.key.length === 1 ? event.key.toUpperCase() : event.key].join("+");
 }
 
 window.addEventListener("keydown", (event) => {
-  if (event.isComposing || event.defaultPrevented) return;
+  // Dialogs and menus have the keyboard for themselves.
+  if (event.isComposing || event.defaultPrevented || document.querySelector("dialog[open], :popover-open")) return;
   const keys = named(event);
   for (const entry of shortcuts.peek().toReversed()) {
     if (entry.keys === keys && entry.run(event) !== false) {

@@ -1,4 +1,5 @@
 // The form that asks for an API key.
+import { explain } from "./api.js";
 import { reason, signIn } from "./session.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 
@@ -17,7 +18,7 @@ export function SignIn() {
     try {
       await signIn(field.current.value, { remember: remember.current.checked });
     } catch (problem) {
-      setError(problem.message);
+      setError(explain(problem));
       setBusy(false);
       field.current.select();
     }
