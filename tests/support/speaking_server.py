@@ -1,4 +1,4 @@
-"""A server for tests of the console that says what it is asked to say, in a thread beside the browser's test."""
+"""A server for tests of the console, in a thread beside the browser's test; it says what it is asked."""
 
 from __future__ import annotations
 

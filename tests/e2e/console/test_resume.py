@@ -92,7 +92,9 @@ def test_a_question_whose_connection_failed_is_asked_under_its_key_again(page: P
     """The same question is answered once: the second request attaches to the first."""
     faults.allow("ERR_FAILED")
     keys = []
-    page.on("request", lambda r: keys.append(r.headers.get("idempotency-key")) if r.method == "POST" else None)
+    page.on(
+        "request", lambda r: keys.append(r.headers.get("idempotency-key")) if r.method == "POST" else None
+    )
     page.route("**/api/chat/completions", lambda route: route.abort(), times=1)
     begin(page)
     check_whole(page)

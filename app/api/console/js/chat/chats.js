@@ -172,12 +172,17 @@ class Chat {
     }
     message.status = "unsent";
     const until = error.retryAfterS ? Date.now() + error.retryAfterS * 1000 : 0;
-    this.problem.value = { error, until, again: () => this.send(...Object.values(this.dropUnsent())) };
+    this.problem.value = { error, until, again: () => this.sendAgain() };
+  }
+
+  sendAgain() {
+    const { messages, parent, extra } = this.dropUnsent();
+    this.send(messages, parent, extra);
   }
 
   // A refused request is not in the store: it goes when another one is sent. Returns what it asked.
   dropUnsent() {
-    const message = this.path.at(-1);
+    const message = this.tree.path().at(-1);
     if (message?.status !== "unsent") return null;
     for (let at = message; at && at.id !== message.asked.parent; at = this.tree.byId.get(at.parent_id)) {
       this.tree.remove(at.id);
