@@ -11,7 +11,7 @@ from app.api.http.cors import with_cors
 from app.api.http.errors import ErrorMiddleware, ErrorResponses
 from app.api.http.layers import CountedResponses, LimitHeaders
 from app.api.routes.admin import AbuseRoutes, AdminKeyRoutes
-from app.api.routes.console import ConsoleRoutes
+from app.api.routes.console import ConsoleRoutes, load
 from app.api.routes.conversations import ConversationRoutes
 from app.api.routes.endpoints import chat_endpoint, text_endpoint
 from app.api.routes.generations import GenerationRoutes
@@ -54,7 +54,7 @@ def _routes(runtime: Runtime) -> list[Route]:
     service = ServiceRoutes(runtime, gatekeeper)
     prefixes = PrefixRoutes(runtime.prefixes)
     usage = UsageRoutes(runtime.database, runtime.keys)
-    console = ConsoleRoutes()
+    console = ConsoleRoutes(load())
     return [
         route("/", console.page, "GET"),
         route("/console/{version}/{path:path}", console.file, "GET"),

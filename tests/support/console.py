@@ -127,10 +127,13 @@ def axe(page: Page) -> list[str]:
 
 
 def module_of(page: Page, path: str, expression: str, argument: Any = None) -> Any:
-    """The value of a JavaScript function of `(module, argument)` over a module of the console."""
+    """The value of a JavaScript function of `(module, argument)` over a module of the console's sources.
+
+    On the page of `?sources` it is the page's own module, with its state; elsewhere it is loaded anew.
+    """
     script = f"""async (argument) => {{
-        const main = document.querySelector("script[type=module]").src;
-        const module = await import(new URL("{path}", main.replace(/js\\/main\\.js$/, "")).href);
+        const theme = document.querySelector("script[src$='theme.js']").src;
+        const module = await import(new URL("{path}", theme).href);
         return await ({expression})(module, argument);
     }}"""
     return page.evaluate(script, argument)

@@ -125,7 +125,7 @@ def test_a_revoked_key_leads_back_to_the_form(context: BrowserContext, server: C
     """With the next request, whichever view makes it; the key is forgotten, the address is not."""
     faults.allow("status of 401")
     key = server.new_key("leaver")
-    page = open_sign_in(context, server, "#/usage")
+    page = open_sign_in(context, server, "?sources#/usage")
     sign_in(page, key)
     expect(page.get_by_role("heading", name="Usage")).to_be_visible()
     server.call("DELETE", f"/api/admin/keys/{key[:ID_CHARS]}")
@@ -172,7 +172,7 @@ def test_a_theme_is_kept_and_shown_before_anything_is_drawn(page: Page):
 
 
 def test_a_server_that_goes_away_is_waited_for(context: BrowserContext, faults: Faults, tmp_path: Path):
-    """A server without keys needs no sign-in. The page says that it was killed, and goes on when it is back."""
+    """Without keys there is no sign-in. The page says that the server is away, and goes on by itself."""
     faults.allow("ERR_CONNECTION_REFUSED")
     faults.allow("status of 503")
     faults.allow("another host")
