@@ -333,3 +333,16 @@ def test_the_health_check_asks_the_server(server: int) -> None:
         )
         assert done.returncode == status
         assert said in done.stderr
+
+
+def test_caddy_in_compose_has_the_caddyfile_and_reaches_the_server():
+    """The file beside compose.yaml names its service, at the port of the image, and a file that is there."""
+    file = yaml.safe_load((ROOT / "deploy/compose.caddy.yaml").read_text("utf-8"))
+    caddy = file["services"]["caddy"]
+    service, _, number = caddy["environment"]["UPSTREAM"].partition(":")
+    assert service in compose()
+    assert number == image_environ("gpu")["TOKENRING_PORT"]
+    mounted = caddy["volumes"][0].split(":")[0]
+    text = (ROOT / "deploy" / mounted).read_text("utf-8")
+    assert all(name in text for name in ("{$SITE:", "{$UPSTREAM:"))
+    assert "TOKENRING_TRUSTED_PROXIES" in file["services"][service]["environment"]
