@@ -22,6 +22,7 @@ every other end, and the release of the lease, is in `Finalizer.settle_on_exit` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -63,6 +64,7 @@ class Pipeline:
         prefixes: PrefixReport,
         live: LiveRequests,
         log: FilteringBoundLogger,
+        on_ended: Callable[[Trace], None] | None = None,
     ) -> None:
         self._backends = backends
         self._history = history
@@ -74,6 +76,7 @@ class Pipeline:
         self._prefixes = prefixes
         self._live = live
         self._log = log
+        self._on_ended = on_ended
 
     async def serve(
         self,
@@ -90,7 +93,7 @@ class Pipeline:
         trace = Trace(request, answer.progress.counts, stream.finish_reasons(), key_id=key_id)
         backend, session = self._backends.of(request.model), self._session_of(request, key)
         finalizer = Finalizer(
-            self._journal, self._suspensions, self._traffic, self._log, trace, lease, answer
+            self._journal, self._suspensions, self._traffic, self._log, trace, lease, answer, self._on_ended
         )
         noted, settled = self._live.noted(stream, trace, key), finalizer.settle_on_exit(stream, session)
         with noted, settled, self._history.claim(request):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from app.core import ChatRequest, Counts, Delta, FinishReason, Prompt
 from app.metering.traffic import Timings
@@ -12,6 +12,14 @@ from app.metering.traffic import Timings
 Phase = Literal["preparing", "queued", "prefill", "decode", "ending"]
 """The stage of a request: read and rendered, waiting, in the engine before and after its first token, ended
 and not settled yet."""
+
+
+class Stage(NamedTuple):
+    """A stage of a request, and its times on the monotonic clock."""
+
+    name: str
+    begins_s: float
+    ends_s: float
 
 
 class Trace:
@@ -40,8 +48,8 @@ class Trace:
 
     def rendered(self, prompt: Prompt) -> None:
         """The prompt is known."""
-        self._rendered_s = time.monotonic()
         self._prompt_tokens = prompt.billed_tokens
+        self._rendered_s = time.monotonic()
 
     def admitted(self) -> None:
         """The request was admitted to the engine."""
@@ -82,11 +90,30 @@ class Trace:
         """The choices that have no finish reason yet."""
         return [choice for choice in range(self._request.n) if choice not in self._finish_reasons]
 
+    @property
+    def traceparent(self) -> str:
+        """The trace of its caller."""
+        return self._request.traceparent
+
+    def stages(self) -> list[Stage]:
+        """The stages that it has reached; the last lasts until now."""
+        begins = {
+            "receive": self._received_s,
+            "queue": self._rendered_s,
+            "prefill": self._admitted_s,
+            "decode": self._first_token_s,
+            "settle": self._last_token_s,
+        }
+        reached = [(name, at_s) for name, at_s in begins.items() if at_s is not None]
+        ends_s = [*(at_s for _, at_s in reached[1:]), time.monotonic()]
+        return [Stage(name, at_s, end_s) for (name, at_s), end_s in zip(reached, ends_s, strict=True)]
+
     def timings(self) -> Timings:
         """The times until now, in seconds."""
         return Timings(
             queue_s=self._since_received(self._admitted_s),
             ttft_s=self._since_received(self._first_token_s),
+            prefix_hit=self._prefix_hit,
             tpot_s=self._tpot_s(),
             total_s=time.monotonic() - self._received_s,
         )
@@ -130,6 +157,12 @@ class Trace:
 
     def _since_received(self, at_s: float | None) -> float | None:
         return None if at_s is None else at_s - self._received_s
+
+    @property
+    def _prefix_hit(self) -> bool:
+        """True if the prefix cache had half of the prompt, or more."""
+        counts = next(iter(self.counts.values()), Counts())
+        return 0 < counts.prompt_tokens <= 2 * counts.cached_tokens
 
     def _tpot_s(self) -> float | None:
         """(last token - first token) / (tokens - 1), of the longest choice."""
