@@ -138,6 +138,7 @@ def _conversation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -
     by_id = "/api/conversations/{id}"
     return [
         route("/api/conversations", access(conversations.list, alone=True), "GET"),
+        route("/api/conversations", access(conversations.create, paced=True), "POST"),
         route(by_id, access(conversations.view, alone=True), "GET"),
         route(by_id, access(conversations.rename, paced=True), "PATCH"),
         route(by_id, access(conversations.delete, paced=True), "DELETE"),

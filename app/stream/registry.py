@@ -186,6 +186,11 @@ class StreamRegistry:
 
     # Finding one
 
+    def conversations_in_progress(self, owner: str) -> set[str | None]:
+        """The ids of an owner's conversations in which an answer is being generated."""
+        requests = (stream.request for stream in self._live.values())
+        return {request.conversation_id for request in requests if request.owner == owner}
+
     def find(self, request_id: str, owner: str) -> TokenStream | None:
         """The caller's stream of that id, if it is in memory."""
         stream = self._streams.get(request_id)

@@ -90,6 +90,7 @@ BODIES: Mapping[str, Schema] = {
     "ModerationRequest": schemas.moderation_request(),
     "TokenizeRequest": schemas.tokenize_request(),
     "DetokenizeRequest": schemas.detokenize_request(),
+    "ImportedConversation": schemas.imported_conversation(),
     "NewTitle": schemas.new_title(),
     "NewKey": schemas.new_key(),
     "ChangedKey": schemas.changed_key(),
@@ -148,6 +149,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "Your system prompts in the prefix cache", query=("limit", "key", "text")
     ),
     ("GET", "/api/conversations"): Operation("List and search", query=("limit", "cursor", "q")),
+    ("POST", "/api/conversations"): Operation(
+        "Import a conversation", body="ImportedConversation", status=201
+    ),
     ("GET", _CONVERSATION): Operation("A conversation with all its messages"),
     ("PATCH", _CONVERSATION): Operation("Rename it", body="NewTitle"),
     ("DELETE", _CONVERSATION): Operation("Hide it until it is restored or purged"),
