@@ -35,11 +35,13 @@ from app.metering.abuse import AbuseWatch
 from app.metering.audit import LedgerAudit
 from app.metering.budgets import Budgets
 from app.metering.estimate import TextCounter, prompt_estimate
+from app.metering.gpus import Gpus
 from app.metering.limits import Limiter
 from app.metering.pricing import PriceTable
 from app.metering.reads import Reads
-from app.metering.traffic import LOOP_LAG_S, Histogram, ResponseCounts, Traffic
+from app.metering.traffic import ITL_S, LOOP_LAG_S, Histogram, ResponseCounts, Traffic
 from app.pipeline.serve import Pipeline
+from app.pipeline.spans import Spans
 from app.prefix_report.report import PrefixReport
 from app.resume.suspensions import Suspensions
 from app.routing.backend import Backend, Backends
@@ -128,6 +130,8 @@ class Runtime:
         self.guard_engine = build_guard_engine(settings, self._guard_died)
         self.guard: GuardTier | None = None
         """None without `safety_guard_model`, and until its engine has started."""
+        self.gpus = Gpus()
+        self.spans = Spans(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.pipeline = self.build_pipeline(session_of(self.safety))
 
     def _build_journal(self) -> tuple[Journal, Suspensions]:
@@ -159,6 +163,7 @@ class Runtime:
             session_of=session_of,
             prefixes=self.prefixes,
             log=self.log,
+            on_ended=None if self.spans is None else self.spans.record,
         )
 
     def _build_backends(self) -> tuple[Backends, Router | None]:
@@ -178,6 +183,7 @@ class Runtime:
             ThroughputProfile(settings.data_dir / PROFILE_FILE, tuning),
             tuning,
             count_prompt=partial(prompt_estimate, count=self._text_counter),
+            itl=Histogram(ITL_S),
             abort_unread=lambda: streams.abort_unread(engine.model.id),
         )
         return Backend(engine, admission, name, self.retry_after_s)
@@ -226,6 +232,7 @@ class Runtime:
                 for backend in self.backends
             ),
             asyncio.create_task(self._watch_pressure(), name="pressure"),
+            asyncio.create_task(self.gpus.run(), name="gpus"),
         ]
         started_s = asyncio.get_running_loop().time()
         await asyncio.to_thread(check_child_args, self.settings)
@@ -406,7 +413,9 @@ class Runtime:
         small = [] if self.small_engine is None else [self.small_engine.aclose]
         engines = [*guards, *small, self.engine.aclose]
         safety = [] if self.safety is None else [self.safety.aclose]
-        for close in (self.streams.aclose, *engines, *safety, self.journal.aclose, self.database.aclose):
+        spans = [] if self.spans is None else [self.spans.aclose]
+        stores = (self.journal.aclose, self.database.aclose)
+        for close in (self.streams.aclose, *engines, *safety, *spans, *stores):
             try:
                 await close()
             except Exception as exc:  # noqa: BLE001  # the rest must be closed all the same

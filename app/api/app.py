@@ -10,6 +10,7 @@ from app.api.http.auth import Access, CheckedHandler, Gatekeeper
 from app.api.http.cors import with_cors
 from app.api.http.errors import ErrorMiddleware, ErrorResponses
 from app.api.http.layers import CountedResponses, LimitHeaders
+from app.api.http.proxies import with_trusted_proxies
 from app.api.routes.admin import AbuseRoutes, AdminKeyRoutes
 from app.api.routes.console import ConsoleRoutes, load
 from app.api.routes.conversations import ConversationRoutes
@@ -20,6 +21,7 @@ from app.api.routes.moderations import ModerationRoutes
 from app.api.routes.prefixes import PrefixRoutes
 from app.api.routes.safety import SafetyRoutes
 from app.api.routes.service import ServiceRoutes, openapi
+from app.api.routes.sign_in import SignInRoutes
 from app.api.routes.tokens import TokenRoutes
 from app.api.routes.usage import UsageRoutes
 from app.intake.bodies import BodyMemory, BodyReader
@@ -41,12 +43,13 @@ def build_app(runtime: Runtime) -> ASGIApp:
     budget = BodyBudget(runtime.settings.body_memory_bytes)
     layers = BodyMemory(LimitHeaders(app, runtime.limiter), budget)
     whole = with_cors(ErrorMiddleware(layers, runtime.log), runtime.settings.cors_origins)
-    return CountedResponses(whole, runtime.responses)
+    counted = CountedResponses(whole, runtime.responses)
+    return with_trusted_proxies(counted, runtime.settings)
 
 
 def _routes(runtime: Runtime) -> list[Route]:
     settings = runtime.settings
-    gatekeeper = Gatekeeper(runtime.keys, settings.api_key, settings.host, settings.cors_origins)
+    gatekeeper = Gatekeeper(runtime.keys, settings)
     access = Access(gatekeeper, runtime.reads)
     bodies = BodyReader(
         runtime.backends, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
@@ -71,10 +74,19 @@ def _routes(runtime: Runtime) -> list[Route]:
         route("/api/usage", access(usage.usage, alone=True), "GET"),
         route("/api/prefixes", access(prefixes.own, paced=True), "GET"),
         route("/api/admin/prefixes", access(prefixes.list, admin=True), "GET"),
+        *_sign_in_routes(runtime, bodies),
         *_generation_routes(runtime, access, bodies),
         *_text_routes(runtime, access, bodies),
         *_conversation_routes(runtime, access, bodies),
         *_admin_routes(runtime, access, bodies),
+    ]
+
+
+def _sign_in_routes(runtime: Runtime, bodies: BodyReader) -> list[Route]:
+    sign_in = SignInRoutes(runtime.settings, runtime.keys, bodies, runtime.log)
+    return [
+        route("/api/sign-in", sign_in.methods, "GET"),
+        route("/api/sign-in/oidc", sign_in.oidc, "POST"),
     ]
 
 

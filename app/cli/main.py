@@ -15,7 +15,7 @@ from typing import NoReturn
 from app import settings as settings_module
 from app.cli import doctor, flags, keys, safety, settings_table, store
 from app.cli.chat import command as chat
-from app.cli.client_options import Refused, Unreachable
+from app.cli.client_options import Refused, Unreachable, Unreadable
 from app.cli.flags import command, flag
 from app.errors import ServingError
 from app.settings import EXIT_CONFIG, Settings, SettingsError
@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     flag(node, "--rank", "number of this node; the server is node 0", int, required=True)
     _add_settings(node)
     show = command(commands, "settings", "list all settings with their defaults")
+    flag(show, "--json", "print one JSON object", bool)
     flag(show, "--markdown", "print the Markdown table of docs/settings.md, also on a terminal", bool)
     chat.add_commands(commands)
     common = flags.common()
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_PIPE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except (SettingsError, StoreRefused, ServingError, Refused, Unreachable) as error:
+    except (SettingsError, StoreRefused, ServingError, Refused, Unreachable, Unreadable) as error:
         print(f"tokenring: {error}", file=sys.stderr)
         return EXIT_CONFIG if args.command in ("serve", "node") else EXIT_USAGE
     return status
@@ -96,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
     names = {s.name for s in settings_module.table()}
     overrides = {k: v for k, v in vars(args).items() if k in names}
     if args.command == "settings":
-        print(settings_table.text(markdown_only=args.markdown))
+        print(settings_table.json_text() if args.json else settings_table.text(markdown_only=args.markdown))
         return 0
     if args.command == "doctor":
         return doctor.run(overrides, args)

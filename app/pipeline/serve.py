@@ -22,6 +22,7 @@ every other end, and the release of the lease, is in `Finalizer.settle_on_exit` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -61,6 +62,7 @@ class Pipeline:
         session_of: SessionOf,
         prefixes: PrefixReport,
         log: FilteringBoundLogger,
+        on_ended: Callable[[Trace], None] | None = None,
     ) -> None:
         self._backends = backends
         self._history = history
@@ -71,6 +73,7 @@ class Pipeline:
         self._session_of = session_of
         self._prefixes = prefixes
         self._log = log
+        self._on_ended = on_ended
 
     async def serve(
         self,
@@ -88,7 +91,7 @@ class Pipeline:
         trace = Trace(request, answer.progress.counts, stream.finish_reasons(), key_id=key_id)
         session = self._session_of(request, key)
         finalizer = Finalizer(
-            self._journal, self._suspensions, self._traffic, self._log, trace, lease, answer
+            self._journal, self._suspensions, self._traffic, self._log, trace, lease, answer, self._on_ended
         )
         with finalizer.settle_on_exit(stream, session), self._history.claim(request):
             backend.precheck(request, key)

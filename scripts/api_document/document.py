@@ -95,6 +95,7 @@ BODIES: Mapping[str, Schema] = {
     "NewKey": schemas.new_key(),
     "ChangedKey": schemas.changed_key(),
     "Rotation": schemas.rotation(),
+    "SignIn": schemas.sign_in(),
 }
 
 _MODEL_INFO = Operation("The model, as SGLang's clients read it", errors=(404,))
@@ -134,6 +135,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/healthz"): Operation("Whether the process lives", "public"),
     **{("GET", path): _READY for path in HEALTH_PATHS},
     ("GET", "/version"): Operation("The version of this program", "public"),
+    ("GET", "/api/sign-in"): Operation("How people sign in here", "public", errors=(403,)),
+    ("POST", "/api/sign-in/oidc"): Operation(
+        "A key for a code of the OpenID Connect issuer", "public", "SignIn", errors=(403, 404, 429, 503)
+    ),
     ("GET", "/metrics"): Operation("Numbers for Prometheus", "admin", media=("text/plain",)),
     ("GET", "/api/models"): Operation("The models, with limits and prices"),
     ("GET", "/api/me"): Operation("Whom the server takes you for, and what your key may do"),

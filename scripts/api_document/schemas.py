@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from app.api.routes.sign_in import FIELDS as SIGN_IN_FIELDS
 from app.api.schema import completions, imported, key_terms, moderations, tokens
 from app.api.schema.aliases import FORMS
 from app.api.schema.fields import Field
@@ -221,6 +222,11 @@ def rotation() -> Schema:
     schema = of_fields(key_terms.ROTATION)
     schema["properties"]["overlap_s"]["default"] = key_terms.DEFAULT_OVERLAP_S
     return schema
+
+
+def sign_in() -> Schema:
+    """The body that exchanges an issuer's code for a key."""
+    return of_fields(SIGN_IN_FIELDS, SIGN_IN_FIELDS)
 
 
 def moderation_request() -> Schema:

@@ -14,6 +14,7 @@ from app.admission.estimates import ThroughputProfile
 from app.admission.ticket import Ticket
 from app.core import ChatRequest, Counts, Delta, Health, Key, Prompt
 from app.errors import Cancelled, Draining, KeyOverloaded, Overloaded
+from app.metering.traffic import ITL_S, Histogram
 from tests.support.admissions import (
     TUNING,
     Service,
@@ -40,6 +41,7 @@ class World:
             ThroughputProfile(None, TUNING),
             tuning,
             count_prompt=count_prompt,
+            itl=Histogram(ITL_S),
             clock_s=lambda: self.now_s,
             chance=lambda: 0.0,
             abort_unread=lambda: self.abort_unread(),  # noqa: PLW0108  # a test replaces it later
