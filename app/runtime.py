@@ -40,6 +40,7 @@ from app.metering.limits import Limiter
 from app.metering.pricing import PriceTable
 from app.metering.reads import Reads
 from app.metering.traffic import ITL_S, LOOP_LAG_S, Histogram, ResponseCounts, Traffic
+from app.pipeline.live import LiveRequests, LoadHistory, LoadSample
 from app.pipeline.serve import Pipeline
 from app.pipeline.spans import Spans
 from app.prefix_report.report import PrefixReport
@@ -122,6 +123,7 @@ class Runtime:
         self.journal, self.suspensions = self._build_journal()
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self.loop_lag = Histogram(LOOP_LAG_S)
+        self.live, self.load_history = LiveRequests(), LoadHistory()
         self._background: list[asyncio.Task[None]] = []
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
         self.safety = self.build_safety(load_models or load)
@@ -162,6 +164,7 @@ class Runtime:
             traffic=self.traffic,
             session_of=session_of,
             prefixes=self.prefixes,
+            live=self.live,
             log=self.log,
             on_ended=None if self.spans is None else self.spans.record,
         )
@@ -312,8 +315,10 @@ class Runtime:
         while True:
             due_s = time.monotonic() + min(PRESSURE_POLL_S, self.settings.degrade_rise_s / 2)
             await asyncio.sleep(due_s - time.monotonic())
-            self.loop_lag.observe(max(0.0, time.monotonic() - due_s))
+            lag_s = max(0.0, time.monotonic() - due_s)
+            self.loop_lag.observe(lag_s)
             try:
+                self.load_history.observe(lag_s, self._load_now)
                 self._poll_pressure()
             except Exception as exc:  # noqa: BLE001  # the next look may be better
                 self.log.error("pressure_watch_failed", error=safe_traceback(exc))
@@ -324,6 +329,14 @@ class Runtime:
                 state = small.state
                 self.log.info("small_model", model=small.name, state=state)
                 self._note_models()
+
+    def _load_now(self, at_unix_s: float) -> LoadSample:
+        """The load of all models together."""
+        waiting = sum(len(backend.admission.queue) for backend in self.backends)
+        loads = [backend.engine.load() for backend in self.backends if backend.ready]
+        running = sum(load.num_running_reqs for load in loads)
+        used_tokens = sum(load.used_tokens for load in loads)
+        return LoadSample(at_unix_s, running, waiting, used_tokens, self.live.generated_tokens)
 
     def _poll_pressure(self) -> None:
         mode = self.degrade

@@ -106,6 +106,12 @@ class Admission:
         """Seconds that the oldest request of a tier has waited; 0 when there is none."""
         return self.queue.waited_s(rank, self._clock_s())
 
+    def places(self) -> dict[str, int]:
+        """The place of each waiting request in the present order; the next one has 1."""
+        # Behind those that the order looks at stands the rest of keys that have many.
+        ordered = dict.fromkeys([*self.queue.in_order(self._clock_s()), *self.queue])
+        return {queued.rid: n for n, queued in enumerate(ordered, 1) if isinstance(queued, Ticket)}
+
     async def run(self) -> None:
         """Poll, until cancelled."""
         while True:

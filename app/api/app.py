@@ -16,10 +16,12 @@ from app.api.routes.console import ConsoleRoutes, load
 from app.api.routes.conversations import ConversationRoutes
 from app.api.routes.endpoints import chat_endpoint, text_endpoint
 from app.api.routes.generations import GenerationRoutes
+from app.api.routes.live import LiveRoutes
 from app.api.routes.metrics import MetricsRoutes
 from app.api.routes.moderations import ModerationRoutes
 from app.api.routes.prefixes import PrefixRoutes
 from app.api.routes.safety import SafetyRoutes
+from app.api.routes.safety_report import SafetyReportRoutes
 from app.api.routes.service import ServiceRoutes, openapi
 from app.api.routes.sign_in import SignInRoutes
 from app.api.routes.tokens import TokenRoutes
@@ -148,6 +150,7 @@ def _conversation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -
 def _admin_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> list[Route]:
     keys = AdminKeyRoutes(runtime.database, runtime.keys, bodies)
     safety = SafetyRoutes(runtime.database, runtime.policies, runtime.reload_policy)
+    live, report = LiveRoutes(runtime), SafetyReportRoutes(runtime.settings)
     path = "/api/admin/keys"
     return [
         route("/metrics", access(MetricsRoutes(runtime).metrics, admin=True), "GET"),
@@ -156,7 +159,11 @@ def _admin_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> list[
         route(path + "/{id}", access(keys.change, admin=True), "PATCH"),
         route(path + "/{id}", access(keys.revoke, admin=True), "DELETE"),
         route(path + "/{id}/rotate", access(keys.rotate, admin=True), "POST"),
+        route("/api/admin/live", access(live.live, admin=True), "GET"),
+        route("/api/admin/requests", access(live.requests, admin=True), "GET"),
+        route("/api/admin/requests/{id}/cancel", access(live.cancel, admin=True), "POST"),
         route("/api/admin/safety", access(safety.list, admin=True, alone=True), "GET"),
+        route("/api/admin/safety/report", access(report.report, admin=True, paced=True), "GET"),
         route("/api/admin/safety/reload", access(safety.reload, admin=True), "POST"),
         route("/api/admin/abuse", access(AbuseRoutes(runtime.abuse).list, admin=True, alone=True), "GET"),
     ]

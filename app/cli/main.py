@@ -1,4 +1,4 @@
-"""The command line: `serve`, `doctor` and `settings`, and the commands of `keys`, `store` and `safety`."""
+"""The command line: `serve`, `doctor`, `settings`, and the commands of the other modules here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from app import settings as settings_module
-from app.cli import doctor, flags, keys, safety, settings_table, store
+from app.cli import doctor, flags, keys, safety, settings_table, store, top
 from app.cli.chat import command as chat
 from app.cli.client_options import Refused, Unreachable, Unreadable
 from app.cli.flags import command, flag
@@ -28,9 +28,9 @@ EXIT_INTERRUPTED = 130
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; `serve` has one flag per setting."""
-    top = argparse.ArgumentParser(prog="tokenring", description="A complete chat service on one node.")
-    top.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = top.add_subparsers(dest="command", required=True)
+    whole = argparse.ArgumentParser(prog="tokenring", description="A complete chat service on one node.")
+    whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = whole.add_subparsers(dest="command", required=True)
     _add_settings(command(commands, "serve", "serve the model over HTTP"))
     examine = command(commands, "doctor", "check machine and settings, as `serve` would use them")
     flag(examine, "--json", "print one JSON object", bool)
@@ -42,10 +42,11 @@ def parser() -> argparse.ArgumentParser:
     flag(show, "--json", "print one JSON object", bool)
     flag(show, "--markdown", "print the Markdown table of docs/settings.md, also on a terminal", bool)
     chat.add_commands(commands)
+    top.add_commands(commands)
     common = flags.common()
     for group in (keys, store, safety):
         group.add_commands(commands, common)
-    return top
+    return whole
 
 
 class _Version(argparse.Action):
@@ -101,7 +102,7 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     if args.command == "doctor":
         return doctor.run(overrides, args)
-    if args.command == "chat":
+    if args.command in ("chat", "top"):
         status: int = args.run(args)
         return status
     if args.command == "safety":

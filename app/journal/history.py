@@ -93,7 +93,8 @@ class History:
 
         past = await self._database.read(load)
         messages = [*past.messages, *request.body["messages"]]
-        if not messages or messages[-1]["role"] == "assistant":
+        is_answered = not messages or messages[-1]["role"] == "assistant"
+        if is_answered and not (messages and request.body.get("continue_final_message")):
             raise BadRequest(
                 "There is nothing to answer: send new messages, or name a message of the user as parent_id.",
                 param="messages",

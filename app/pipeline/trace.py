@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from app.core import ChatRequest, Counts, Delta, FinishReason, Prompt
 from app.metering.traffic import Timings
+
+Phase = Literal["preparing", "queued", "prefill", "decode", "ending"]
+"""The stage of a request: read and rendered, waiting, in the engine before and after its first token, ended
+and not settled yet."""
 
 
 class Stage(NamedTuple):
@@ -44,8 +48,8 @@ class Trace:
 
     def rendered(self, prompt: Prompt) -> None:
         """The prompt is known."""
-        self._prompt_tokens = prompt.billed_tokens
         self._rendered_s = time.monotonic()
+        self._prompt_tokens = prompt.billed_tokens
 
     def admitted(self) -> None:
         """The request was admitted to the engine."""
@@ -114,9 +118,25 @@ class Trace:
             total_s=time.monotonic() - self._received_s,
         )
 
+    def phase(self) -> tuple[Phase, float]:
+        """The stage that the request is in, and for how many seconds."""
+        steps: tuple[tuple[Phase, float | None], ...] = (
+            ("ending", None if self.unfinished else self._last_token_s),
+            ("decode", self._first_token_s),
+            ("prefill", self._admitted_s),
+            ("queued", self._rendered_s),
+            ("preparing", self._received_s),
+        )
+        phase, since_s = next((name, at_s) for name, at_s in steps if at_s is not None)
+        return phase, time.monotonic() - since_s
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(c.completion_tokens for c in self.counts.values())
+
     def fields(self) -> dict[str, object]:
         """The canonical log line: ids, counts, timings in milliseconds."""
-        completion_tokens = sum(c.completion_tokens for c in self.counts.values())
         first = self.counts.get(0, Counts())
         timings = self.timings()
         return {
@@ -126,7 +146,7 @@ class Trace:
             "n": self._request.n,
             "prompt_tokens": first.prompt_tokens or self._prompt_tokens,
             "cached_tokens": first.cached_tokens,
-            "completion_tokens": completion_tokens,
+            "completion_tokens": self.completion_tokens,
             "finish_reason": self._reasons or None,
             "error": self._error,
             "queue_ms": _ms(timings.queue_s),

@@ -6,7 +6,7 @@ A regenerated or edited turn is another child of its parent; nothing is overwrit
 If an answer is not complete, the model reads its text, without tool calls, which may be cut. An answer
 without text is left out together with the messages that it was to answer, because many templates refuse two
 turns of one speaker in a row; so is a turn that safety blocked, even where some of its answer was released.
-None is ever removed from the tree.
+None is ever removed from the tree. An answer and those that continue it are read as one message.
 """
 
 from __future__ import annotations
@@ -209,14 +209,15 @@ def branch(connection: sqlite3.Connection, owner: str, conversation_id: str, par
     visible = _visible_to_model(path)
     if parent_id is None:
         path = visible
+    messages, answered = _as_read(visible)
     return Branch(
         conversation_seq=conversation_seq,
         parent_seq=path[-1].seq if path else None,
         last_id=path[-1].id if path else None,
-        messages=[_as_sent(row) for row in visible],
+        messages=messages,
         runs=_runs(visible),
         strikes=_strikes(connection, conversation_seq),
-        answered=[None if row.imported else row.request_seq is not None for row in visible],
+        answered=answered,
         num_bytes=sum(len(row.text) + len(row.body or b"") for row in visible),
     )
 
@@ -336,6 +337,22 @@ def _visible_to_model(path: Sequence[_MessageRow]) -> list[_MessageRow]:
         while visible and visible[-1].role in ("user", "tool"):
             visible.pop()
     return visible
+
+
+def _as_read(visible: Sequence[_MessageRow]) -> tuple[list[dict[str, Any]], list[bool | None]]:
+    """The messages for the model, and which are answers; an answer and those that continue it are one."""
+    messages: list[dict[str, Any]] = []
+    answered: list[bool | None] = []
+    for row in visible:
+        message = _as_sent(row)
+        last = messages[-1] if messages else {}
+        continues = row.request_seq is not None and last.get("role") == "assistant"
+        if continues and isinstance(last["content"], str) and isinstance(message["content"], str):
+            messages[-1] = last | message | {"content": last["content"] + message["content"]}
+            continue
+        messages.append(message)
+        answered.append(None if row.imported else row.request_seq is not None)
+    return messages, answered
 
 
 def _as_sent(row: _MessageRow) -> dict[str, Any]:

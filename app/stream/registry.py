@@ -198,6 +198,13 @@ class StreamRegistry:
             return None
         return stream
 
+    def cancel_live(self, request_id: str, reason: str) -> bool:
+        """Cancel a stream of any owner. Returns whether one of that id is live."""
+        stream = self._live.get(request_id)
+        if stream is not None:
+            stream.cancel(reason)
+        return stream is not None
+
     def find_by_key(self, owner: str, key: IdempotencyKey) -> TokenStream | None:
         """The stream in memory that was made with this key; None if there is none.
 

@@ -171,6 +171,19 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "admin",
         query=("limit", "cursor", "from", "to", *_SAFETY_FILTERS, "policy_hash"),
     ),
+    ("GET", "/api/admin/safety/report"): Operation(
+        "What policies make of the server's own traffic",
+        "admin",
+        query=("period", "from", "to"),
+        errors=(409,),
+    ),
+    ("GET", "/api/admin/live"): Operation("The load now, and of the last minutes", "admin"),
+    ("GET", "/api/admin/requests"): Operation(
+        "The live requests of all owners, and those that ended lately",
+        "admin",
+        query=("limit", "owner", "key"),
+    ),
+    ("POST", "/api/admin/requests/{id}/cancel"): Operation("Stop a live request of any owner", "admin"),
     ("POST", "/api/admin/safety/reload"): Operation("Take the policy file as it is", "admin", errors=(409,)),
     ("GET", "/api/admin/prefixes"): Operation(
         "The system prompts of all owners", "admin", query=("limit", "owner", "key", "text")

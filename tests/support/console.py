@@ -109,7 +109,8 @@ class Faults:
 
     def check(self) -> None:
         """Fail with the faults that the test did not allow."""
-        assert [fault for fault in self.seen if not any(text in fault for text in self._allowed)] == []
+        faults = [f for f in self.seen if not any(text in f for text in self._allowed)]
+        assert not faults, faults
 
 
 def open_signed_in(page: Page, url: str, key: str) -> None:

@@ -78,6 +78,17 @@ def began(tokens: int = 1, cached: int = 0, reason: Any = None) -> Delta:
     return Delta(0, "text", "", (), Counts(9, tokens, cached), reason)
 
 
+async def test_each_waiting_request_has_a_place():
+    """Those behind the ones that the order looks at too, and none that runs."""
+    world = World()
+    await world.admit(900, rid="runs")
+    waiting = [world.later(900, rid=f"w{number}") for number in range(TUNING.scanned_of_key + 2)]
+    await settled(*waiting)
+    assert world.admission.places() == {f"w{n}": n + 1 for n in range(TUNING.scanned_of_key + 2)}
+    for task in waiting:
+        task.cancel()
+
+
 def test_an_empty_node_admits_without_a_task_switch() -> None:
     """The coroutine ends at its first step."""
     world = World()

@@ -80,13 +80,15 @@ export async function sendJson(method, path, body, headers) {
 /**
  * The events of a stream, as `{id, data}`: `data` is parsed JSON, or the string "[DONE]". It does not reconnect.
  *
- * `onOpen(response)` is called once the server has answered. Throws ApiError, "unreachable" for a stream that is cut.
+ * `onOpen(response)` is called once the server has answered, `onBytes()` when anything arrives, heartbeats too. Throws
+ * ApiError, "unreachable" for a stream that is cut.
  */
-export async function* events(path, { method = "GET", json, headers = {}, lastEventId, signal, onOpen } = {}) {
+export async function* events(path, { method = "GET", json, headers = {}, lastEventId, signal, onOpen, onBytes } = {}) {
   const sent = { Accept: "text/event-stream", ...headers };
   if (lastEventId !== undefined && lastEventId !== null) sent["Last-Event-ID"] = String(lastEventId);
   const response = await request(method, path, { json, headers: sent, signal });
   onOpen?.(response);
+  if (response.status === 204) return;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   const parser = new EventParser();
   try {
@@ -95,6 +97,7 @@ export async function* events(path, { method = "GET", json, headers = {}, lastEv
         throw signal?.aborted ? error : unreachable();
       });
       if (done) return;
+      onBytes?.();
       yield* parser.feed(value);
     }
   } finally {
