@@ -88,7 +88,7 @@ class Branch:
     new ones go below (None at the top). `runs` are the stored token ids of the newest answer's
     sequence, oldest first: each the `seq` of an answer and its ids after the run before it.
     `strikes` is how many turns of the conversation safety has blocked, on whichever branch. `answered` is
-    whether each message is an answer of this server.
+    whether each message is an answer of this server; None for an imported one, of either side.
     """
 
     conversation_seq: int
@@ -97,7 +97,7 @@ class Branch:
     messages: list[dict[str, Any]]
     runs: list[tuple[int, bytes]]
     strikes: int = 0
-    answered: Sequence[bool] = ()
+    answered: Sequence[bool | None] = ()
     num_bytes: int = 0
     """The size of the messages."""
 
@@ -217,7 +217,11 @@ def branch(connection: sqlite3.Connection, owner: str, conversation_id: str, par
         messages=messages,
         runs=_runs(visible),
         strikes=_strikes(connection, conversation_seq),
+<<<<<<< HEAD
         answered=answered,
+=======
+        answered=[None if row.imported else row.request_seq is not None for row in visible],
+>>>>>>> main
         num_bytes=sum(len(row.text) + len(row.body or b"") for row in visible),
     )
 
@@ -262,6 +266,7 @@ class _MessageRow:
     prompt_ids: bytes | None
     base_seq: int | None
     request_seq: int | None
+    imported: bool
 
     @property
     def size_bytes(self) -> int:
@@ -302,7 +307,7 @@ def _leaf(connection: sqlite3.Connection, conversation_seq: int, parent_id: str 
 def _path(connection: sqlite3.Connection, leaf_seq: int | None) -> list[_MessageRow]:
     """The messages from the top down to `leaf_seq`. Raises BadRequest where they are too much."""
     rows = connection.execute(
-        "SELECT seq, id, role, text, body, status, answer_ids, prompt_ids, base_seq, request_seq"  # noqa: S608  # a constant
+        "SELECT seq, id, role, text, body, status, answer_ids, prompt_ids, base_seq, request_seq, imported"  # noqa: S608  # a constant
         f" FROM messages WHERE seq IN ({_ANCESTORS}) ORDER BY seq",
         (leaf_seq, MAX_BRANCH_MESSAGES + 1),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import stat
@@ -54,8 +55,9 @@ def _run(args: argparse.Namespace) -> int:
     server = Server.of(args)
     if args.is_list:
         return _list(server, as_json=args.json)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # an answer may have what the locale lacks
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an answer may have what the locale lacks
     question = _question(args.question)
     if question is None and (args.json or args.no_store):
         raise BadRequest("--json and --no-store need a question, as an argument or on standard input.")
@@ -84,7 +86,7 @@ def _messages(system: str | None, question: str, images: Sequence[dict[str, Any]
 
 def _question(text: str | None) -> str | None:
     """The question of the command line, and below it what a pipe or a file on standard input holds."""
-    if stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode):  # a terminal, or /dev/null
+    if sys.stdin is None or stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode):  # a terminal, or /dev/null
         return text
     try:
         piped = sys.stdin.buffer.read().decode().strip()

@@ -11,7 +11,7 @@ from app.cli.chat import conversation
 from app.cli.chat.conversation import ROOT, Message, text_of
 from app.cli.chat.screen import Screen, usage_line
 from app.cli.chat.turn import Turn, ask, image_part, user_message
-from app.cli.client_options import Refused, Server, Unreachable
+from app.cli.client_options import Refused, Server, Unreachable, Unreadable
 from app.cli.terminal import printable
 from app.errors import BadRequest
 
@@ -93,8 +93,9 @@ class Session:
                     return
                 self._may_leave = True
                 self._say("Ctrl-C again leaves.")
-            except (Refused, Unreachable, BadRequest) as exc:
-                self._say(str(exc))
+            except (Refused, Unreachable, Unreadable, BadRequest) as exc:
+                is_busy = isinstance(exc, Refused) and exc.code == "conversation_busy"
+                self._say(f"{exc}{' /stop ends it.' if is_busy else ''}")
 
     def open(self, conversation_id: str) -> None:
         """Open a conversation and show its last turn, whose answer may still be arriving."""
@@ -155,7 +156,7 @@ class Session:
 
     def _model(self, name: str) -> None:
         models = model_names(self._server)
-        if name in models:
+        if name in models or (name == "auto" and len(models) > 1):
             self._options["model"] = name
         elif name:
             raise BadRequest(f"There is no model {name!r}. There are: {', '.join(models)}.")

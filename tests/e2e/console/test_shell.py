@@ -191,3 +191,78 @@ def test_a_server_that_goes_away_is_waited_for(context: BrowserContext, faults: 
         expect(banner).to_be_empty()
     finally:
         server.stop(signal.SIGKILL)
+
+
+def test_a_server_that_starts_is_waited_for(context: BrowserContext, server: ConsoleServer, faults: Faults):
+    """The page says at which stage the start is, and signs in by itself when it is over."""
+    faults.allow("status of 503")
+    page = context.new_page()
+    phase = {"status": "not_ready", "phase": "starting: loading the weights"}
+    page.route("**/readyz", lambda route: route.fulfill(status=503, json=phase))
+    page.route(
+        "**/api/me", lambda route: route.fulfill(status=503, json={"error": {"code": "engine_not_ready"}})
+    )
+    page.add_init_script(f"localStorage.setItem('tokenring.key', '{server.key}')")
+    page.goto(server.url)
+    expect(page.locator(".banner")).to_contain_text("starting: loading the weights")
+    page.unroute_all()
+    expect(page.locator(".banner")).to_be_empty()
+    assert pages_of(page) == ["Chat", "Usage", "Admin"]
+
+
+INJECT = """() => {
+    const box = document.createElement("div");
+    box.innerHTML = "<img src='data:,' onerror='window.hit = 1'><img src='https://example.org/x.png'>";
+    const script = Object.assign(document.createElement("script"), {textContent: "window.hit = 1"});
+    document.body.append(box, script);
+}"""
+
+
+def test_an_injected_script_does_not_run(page: Page, faults: Faults):
+    """Nor is a picture of another host asked for: the policy stops whatever got into the page."""
+    faults.allow("Content Security Policy")
+    faults.allow("another host: https://example.org/x.png")
+    with page.expect_event("requestfailed", lambda request: "example.org" in request.url) as failed:
+        page.evaluate(INJECT)
+    assert failed.value.failure == "csp"
+    assert page.evaluate("window.hit") is None
+
+
+NONE = "\N{EN DASH}"
+EVENTS = """({EventParser}, chunks) => {
+    const parser = new EventParser();
+    return chunks.flatMap((chunk) => parser.feed(chunk)).map(({id, data}) => [id, data]);
+}"""
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_stream_of_events_is_read_however_it_is_cut(page: Page, size: int):
+    """Comments of a heartbeat have no blank line after them; an id stays until the next."""
+    text = ': ping\nid: 1\ndata: {"a":\ndata: "é🎡"}\n\n: ping\r\nid: 2\r\ndata: [1]\r\n\r\n'
+    text += "data: [DONE]\n\ndata: cut"
+    chunks = [text[i : i + size] for i in range(0, len(text), size)]
+    events = module_of(page, "js/api.js", EVENTS, chunks)
+    assert events == [["1", {"a": "é🎡"}], ["2", [1]], ["2", "[DONE]"]]
+
+
+def test_amounts_times_and_keys_are_written_for_people(page: Page):
+    """Small amounts keep the digits that matter; what is missing is a dash; a key is cut out of a copy."""
+    format_all = "(f) => [f.money(0), f.money(0.00634), f.money(1234.5), f.money(null), f.duration(0.35),"
+    format_all += " f.duration(4.2), f.duration(185), f.duration(93600), f.bytes(1234567), f.number(12345)]"
+    assert module_of(page, "js/format.js", format_all) == [
+        *(
+            "$0.00",
+            "$0.0063",
+            "$1,234.50",
+            NONE,
+            "350 ms",
+            "4.2 s",
+            "3 min 5 s",
+            "1 d 2 h",
+            "1.2 MB",
+            "12,345",
+        )
+    ]
+    copied = ["tr-a.b ", "KEY=tr-a.b", "export KEY='tr-a.b'", "Authorization: Bearer tr-a.b", "bearer tr-a.b"]
+    clean = "(session, texts) => texts.map(session.cleanKey)"
+    assert module_of(page, "js/session.js", clean, copied) == ["tr-a.b"] * 5

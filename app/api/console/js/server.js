@@ -18,7 +18,7 @@ function set(state, text = "") {
   if (server.peek().state !== state || server.peek().text !== text) server.value = { state, text };
 }
 
-/** Ask /readyz now, and again: often while the server is not ready, seldom while it is. */
+/** Ask /readyz now, and again: often while the server is not ready, seldom while it is, not in a tab that is hidden. */
 export async function look() {
   if (asking) return;
   asking = true;
@@ -31,12 +31,8 @@ export async function look() {
     else set(navigator.onLine ? "away" : "offline");
   }
   asking = false;
-  timer = setTimeout(() => (document.hidden ? pause() : look()), server.peek().state === "ready" ? SELDOM_MS : SOON_MS);
-}
-
-/** Nobody looks: wait until somebody does. */
-function pause() {
-  timer = 0;
+  const isReady = server.peek().state === "ready";
+  timer = setTimeout(() => document.hidden || look(), isReady ? SELDOM_MS : SOON_MS);
 }
 
 /** Begin to watch. */
