@@ -217,11 +217,7 @@ def branch(connection: sqlite3.Connection, owner: str, conversation_id: str, par
         messages=messages,
         runs=_runs(visible),
         strikes=_strikes(connection, conversation_seq),
-<<<<<<< HEAD
         answered=answered,
-=======
-        answered=[None if row.imported else row.request_seq is not None for row in visible],
->>>>>>> main
         num_bytes=sum(len(row.text) + len(row.body or b"") for row in visible),
     )
 
@@ -343,10 +339,10 @@ def _visible_to_model(path: Sequence[_MessageRow]) -> list[_MessageRow]:
     return visible
 
 
-def _as_read(visible: Sequence[_MessageRow]) -> tuple[list[dict[str, Any]], list[bool]]:
+def _as_read(visible: Sequence[_MessageRow]) -> tuple[list[dict[str, Any]], list[bool | None]]:
     """The messages for the model, and which are answers; an answer and those that continue it are one."""
     messages: list[dict[str, Any]] = []
-    answered: list[bool] = []
+    answered: list[bool | None] = []
     for row in visible:
         message = _as_sent(row)
         last = messages[-1] if messages else {}
@@ -355,7 +351,7 @@ def _as_read(visible: Sequence[_MessageRow]) -> tuple[list[dict[str, Any]], list
             messages[-1] = last | message | {"content": last["content"] + message["content"]}
             continue
         messages.append(message)
-        answered.append(row.request_seq is not None)
+        answered.append(None if row.imported else row.request_seq is not None)
     return messages, answered
 
 
