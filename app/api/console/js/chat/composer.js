@@ -52,7 +52,7 @@ export function Composer({ chat, send, onUp }) {
     else return;
     event.preventDefault();
   };
-  chat.attach = attach;
+  chat.takeFiles = attach;
   // Programs of an office add a picture of what is copied as text.
   const onPaste = ({ clipboardData }) => clipboardData.types.includes("text/plain") || attach(clipboardData.files);
 

@@ -39,7 +39,7 @@ function Chat({ chat }) {
   const isEmpty = chat.path.length === 0;
   const onDrop = (event) => {
     event.preventDefault();
-    chat.attach(event.dataTransfer.files);
+    chat.takeFiles(event.dataTransfer.files);
   };
   return html`<section class="chat" aria-label="Chat" onDrop=${onDrop} onDragOver=${(event) => event.preventDefault()}>
     ${!isEmpty && html`<h1 class="visually-hidden">Chat</h1>`}
