@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.cli import client_options, tables
-from app.cli.client_options import KEY_VARIABLE, Refused, Server, Unreachable
+from app.cli.client_options import KEY_VARIABLE, Refused, Server, Unreachable, Unreadable
 from app.cli.flags import Commands, command, flag
 from app.cli.terminal import printable
 from app.settings import SettingsError
@@ -93,7 +93,12 @@ def _refresh(server: Server, view: dict[str, Any], interval_s: float) -> None:
                 time.sleep(interval_s)
                 try:
                     view, lost = look(server), ""
-                except (Unreachable, Refused, SettingsError) as error:  # it may be back after a restart
+                except (
+                    Unreachable,
+                    Unreadable,
+                    Refused,
+                    SettingsError,
+                ) as error:  # it may be back after a restart
                     lost = f"{error}\nTrying again; what follows is old."
     except KeyboardInterrupt:
         return

@@ -40,7 +40,7 @@ ALONE = {
     "safety eval": "safety eval rows.jsonl",
 }
 """Each command that needs neither store nor server."""
-OF_SERVER = {"chat": "chat hello"}
+OF_SERVER = {"chat": "chat hello", "top": "top"}
 """Each command that asks a server."""
 
 

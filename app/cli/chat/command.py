@@ -59,8 +59,12 @@ def _run(args: argparse.Namespace) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an answer may have what the locale lacks
     question = _question(args.question)
-    if question is None and (args.json or args.no_store):
-        raise BadRequest("--json and --no-store need a question, as an argument or on standard input.")
+    is_at_terminal = sys.stdin is not None and sys.stdin.isatty()
+    if question is None and (args.json or args.no_store or not is_at_terminal):
+        raise BadRequest(
+            "There is no question. Give one as an argument or on standard input; a dialogue needs a terminal,"
+            " and neither --json nor --no-store."
+        )
     conversation_id = args.conversation
     if args.is_continued and (conversation_id := conversation.newest_id(server)) is None:
         raise BadRequest("There is no conversation to continue yet.")
@@ -86,6 +90,8 @@ def _messages(system: str | None, question: str, images: Sequence[dict[str, Any]
 
 def _question(text: str | None) -> str | None:
     """The question of the command line, and below it what a pipe or a file on standard input holds."""
+    if text is not None:
+        text = os.fsencode(text).decode(errors="replace")  # UTF-8 also where the locale is another
     if sys.stdin is None or stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode):  # a terminal, or /dev/null
         return text
     try:

@@ -23,6 +23,7 @@ except ImportError:  # a Python built without it: lines can still be read
 FENCE = '"""'
 _PROMPT = "> "
 _HELP = (
+    ("/help", "show this list"),
     ("/new", "begin a new conversation"),
     ("/model [NAME]", "use another model from the next question on; without a name, list them"),
     ("/image FILE", "send an image with the next question"),
@@ -31,8 +32,8 @@ _HELP = (
     ("/undo", "go back to before the last question; nothing is deleted"),
     ("/stop", "stop an answer of this conversation that another client waits for"),
     ("/history", "show the conversation"),
-    ("/quit", "leave, as Ctrl-D does; /help shows this list"),
-    (FENCE, "on a line of its own: begins and ends a text of several lines"),
+    ("/quit", "leave, as Ctrl-D does"),
+    (FENCE, "begin and end a text of several lines, each time on a line of its own"),
     ("Ctrl-C", "stop the answer; pressed again, leave"),
 )
 
@@ -204,7 +205,7 @@ class Session:
         self._print(self._branch(self._conversation_id))
 
     def _help(self, _rest: str) -> None:
-        print(tables.text(("", ""), _HELP))
+        print(tables.text(("type", "to"), _HELP))
 
     # --- the conversation
 

@@ -266,3 +266,23 @@ def test_amounts_times_and_keys_are_written_for_people(page: Page):
     copied = ["tr-a.b ", "KEY=tr-a.b", "export KEY='tr-a.b'", "Authorization: Bearer tr-a.b", "bearer tr-a.b"]
     clean = "(session, texts) => texts.map(session.cleanKey)"
     assert module_of(page, "js/session.js", clean, copied) == ["tr-a.b"] * 5
+
+
+HIGHLIGHT = """({default: hljs}, [code, language]) => {
+    const box = document.createElement("div");
+    box.innerHTML = hljs.highlight(code, {language}).value;
+    return [...box.querySelectorAll(".hljs-string")].map((part) => part.textContent);
+}"""
+CODE = {
+    "rust": ("fn f<'a>(x: &'a str) -> char { 'x' }", ["'x'"]),
+    "typescript": ("const f = (x: string) => 'it is' + `y`;", ["'it is'", "`y`"]),
+    "sql": ("SELECT 'O''Brien' -- 'no'", ["'O''Brien'"]),
+}
+
+
+@pytest.mark.parametrize("language", CODE)
+def test_our_short_grammars_find_the_strings(page: Page, language: str):
+    """A lifetime of Rust is none, nor is what a comment has in quotes."""
+    code, strings = CODE[language]
+    coloured = module_of(page, "vendor/highlight.js", HIGHLIGHT, [code, language])
+    assert coloured == strings
