@@ -1,4 +1,4 @@
-"""The pictures of the README: the console, and the built-in model, when the server was restarted in mid-answer."""
+"""The pictures of the README: the console when the server was restarted in the middle of an answer."""
 
 from __future__ import annotations
 
