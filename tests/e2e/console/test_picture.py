@@ -17,9 +17,12 @@ MAX_BYTES = 120_000
 START_S = 900.0
 QUESTIONS = ("What is Tokenring?", "How do I pick up a stream?")
 
-pytestmark = pytest.mark.skipif(
-    "CONSOLE_PICTURES" not in os.environ, reason="writes docs/pictures; CONSOLE_PICTURES=1 asks for it"
-)
+pytestmark = [
+    pytest.mark.timeout(2 * START_S + 300),
+    pytest.mark.skipif(
+        "CONSOLE_PICTURES" not in os.environ, reason="writes docs/pictures; CONSOLE_PICTURES=1 asks for it"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
