@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from app.core import ChatRequest, Counts, Delta, FinishReason, Prompt
 from app.metering.traffic import Timings
-
-Phase = Literal["preparing", "queued", "prefill", "decode", "ending"]
-"""The stage of a request: read and rendered, waiting, in the engine before and after its first token, ended
-and not settled yet."""
 
 
 class Stage(NamedTuple):
@@ -48,8 +44,8 @@ class Trace:
 
     def rendered(self, prompt: Prompt) -> None:
         """The prompt is known."""
-        self._rendered_s = time.monotonic()
         self._prompt_tokens = prompt.billed_tokens
+        self._rendered_s = time.monotonic()
 
     def admitted(self) -> None:
         """The request was admitted to the engine."""
@@ -117,18 +113,6 @@ class Trace:
             tpot_s=self._tpot_s(),
             total_s=time.monotonic() - self._received_s,
         )
-
-    def phase(self) -> tuple[Phase, float]:
-        """The stage that the request is in, and for how many seconds."""
-        steps: tuple[tuple[Phase, float | None], ...] = (
-            ("ending", None if self.unfinished else self._last_token_s),
-            ("decode", self._first_token_s),
-            ("prefill", self._admitted_s),
-            ("queued", self._rendered_s),
-            ("preparing", self._received_s),
-        )
-        phase, since_s = next((name, at_s) for name, at_s in steps if at_s is not None)
-        return phase, time.monotonic() - since_s
 
     @property
     def completion_tokens(self) -> int:
