@@ -106,7 +106,9 @@ def test_a_question_whose_connection_failed_is_asked_under_its_key_again(page: P
 def test_a_reload_before_the_first_event_asks_again(page: Page):
     """The question and its key outlive the page; it is asked once."""
     keys = []
-    page.on("request", lambda r: keys.append(r.headers.get("idempotency-key")) if r.method == "POST" else None)
+    page.on(
+        "request", lambda r: keys.append(r.headers.get("idempotency-key")) if r.method == "POST" else None
+    )
     page.route("**/api/chat/completions", lambda _route: None, times=1)  # no answer comes
     page.get_by_label("Message", exact=True).fill("go on")
     page.keyboard.press("Enter")
