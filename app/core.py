@@ -182,6 +182,8 @@ class ChatRequest:
     """The caller's names of parameters in `body` that it has sent under another server's."""
     resumable: bool = False
     """True if its client may resume a stream that it has left: something in the request says so."""
+    traceparent: str = ""
+    """The caller's trace, in W3C's format, which the request's spans continue."""
     placement: Placement = UNPLACED
 
     def with_placement(self, **changes: Any) -> ChatRequest:
@@ -333,6 +335,14 @@ class Key:
             return "revoked"
         expires_at_us = self.terms.expires_at_us
         return "active" if expires_at_us is None or at_us < expires_at_us else "expired"
+
+
+class Observes(Protocol):
+    """A histogram; app.metering.traffic.Histogram is one."""
+
+    def observe(self, value: float | None, times: int = 1) -> None:
+        """Count a value; None is none."""
+        ...
 
 
 class Health(enum.Enum):

@@ -7,12 +7,12 @@ the layer stack: it knows nothing else of the product.
     ServingError
     ├── BadRequest (400) ── ContextOverflow, UnsupportedParameter, ReplayPositionUnknown, Cancelled,
     │                        ContentFiltered, InvalidHTTP
-    ├── Unauthorized (401), Forbidden (403), NotFound (404) ── UnknownModel
+    ├── Unauthorized (401), Forbidden (403) ── SignInRefused, NotFound (404) ── UnknownModel
     ├── MethodNotAllowed (405), Conflict (409)
     ├── ReplayExpired (410), BodyTooLarge (413), HeadersTooLarge (431)
     ├── RateLimited (429) ── TokensLimited, QuotaExceeded, KeyOverloaded
     ├── Unavailable (503, Retry-After) ── EngineNotReady, Draining, EngineOverloaded, Overloaded,
-    │                                      StorageUnavailable, SafetyUnavailable
+    │                                      StorageUnavailable, IssuerUnavailable, SafetyUnavailable
     └── InternalError (500) ── EngineFailed, Interrupted
 """
 
@@ -61,6 +61,7 @@ CODES: Mapping[str, Code] = {
     "missing_api_key": Code(401, "The request has no `Authorization: Bearer KEY`."),
     "invalid_api_key": Code(401, "The API key is unknown, expired or revoked."),
     "forbidden": Code(403, "The route needs an admin key, or in open mode a request of this machine."),
+    "sign_in_refused": Code(403, "The issuer or this server did not accept the sign-in; begin it again."),
     "grammar_forbidden": Code(403, "The key may use JSON schemas and tools, and no other grammar."),
     "not_found": Code(404, "The object does not exist, or is not yours."),
     "model_not_found": Code(404, "No model of that name is served, or the key may not use it."),
@@ -93,6 +94,7 @@ CODES: Mapping[str, Code] = {
     "engine_restarted": Code(500, "The engine was restarted, and this answer could not continue."),
     "unavailable": Code(503, "The server cannot take the request now."),
     "engine_not_ready": Code(503, "The engine is starting, or cannot be reached; see `/readyz`."),
+    "issuer_unavailable": Code(503, "The OpenID Connect issuer cannot be reached; keys work all the same."),
     "engine_overloaded": Code(503, "The engine has no room for the request."),
     "overloaded": Code(503, "The server is full, and the request would wait for too long."),
     "queue_timeout": Code(503, "The request waited as long as its key's tier may."),
@@ -257,6 +259,12 @@ class Forbidden(ServingError):
     default_code = "forbidden"
 
 
+class SignInRefused(Forbidden):
+    """A person's sign-in proves nothing, or the person may not use this server."""
+
+    default_code = "sign_in_refused"
+
+
 class NotFound(ServingError):
     """The object does not exist, or belongs to another owner."""
 
@@ -362,6 +370,13 @@ class StorageUnavailable(Unavailable):
     """Nothing can be written to the store now."""
 
     default_code = "storage_unavailable"
+    default_retry_after_s = 10
+
+
+class IssuerUnavailable(Unavailable):
+    """The OpenID Connect issuer cannot be reached, or does not answer as one."""
+
+    default_code = "issuer_unavailable"
     default_retry_after_s = 10
 
 

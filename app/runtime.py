@@ -35,11 +35,14 @@ from app.metering.abuse import AbuseWatch
 from app.metering.audit import LedgerAudit
 from app.metering.budgets import Budgets
 from app.metering.estimate import TextCounter, prompt_estimate
+from app.metering.gpus import Gpus
 from app.metering.limits import Limiter
 from app.metering.pricing import PriceTable
 from app.metering.reads import Reads
-from app.metering.traffic import LOOP_LAG_S, Histogram, ResponseCounts, Traffic
+from app.metering.traffic import ITL_S, LOOP_LAG_S, Histogram, ResponseCounts, Traffic
+from app.pipeline.live import LiveRequests, LoadHistory, LoadSample
 from app.pipeline.serve import Pipeline
+from app.pipeline.spans import Spans
 from app.prefix_report.report import PrefixReport
 from app.resume.suspensions import Suspensions
 from app.routing.backend import Backend, Backends
@@ -120,6 +123,7 @@ class Runtime:
         self.journal, self.suspensions = self._build_journal()
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self.loop_lag = Histogram(LOOP_LAG_S)
+        self.live, self.load_history = LiveRequests(), LoadHistory()
         self._background: list[asyncio.Task[None]] = []
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
         self.safety = self.build_safety(load_models or load)
@@ -128,6 +132,8 @@ class Runtime:
         self.guard_engine = build_guard_engine(settings, self._guard_died)
         self.guard: GuardTier | None = None
         """None without `safety_guard_model`, and until its engine has started."""
+        self.gpus = Gpus()
+        self.spans = Spans(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.pipeline = self.build_pipeline(session_of(self.safety))
 
     def _build_journal(self) -> tuple[Journal, Suspensions]:
@@ -158,7 +164,9 @@ class Runtime:
             traffic=self.traffic,
             session_of=session_of,
             prefixes=self.prefixes,
+            live=self.live,
             log=self.log,
+            on_ended=None if self.spans is None else self.spans.record,
         )
 
     def _build_backends(self) -> tuple[Backends, Router | None]:
@@ -178,6 +186,7 @@ class Runtime:
             ThroughputProfile(settings.data_dir / PROFILE_FILE, tuning),
             tuning,
             count_prompt=partial(prompt_estimate, count=self._text_counter),
+            itl=Histogram(ITL_S),
             abort_unread=lambda: streams.abort_unread(engine.model.id),
         )
         return Backend(engine, admission, name, self.retry_after_s)
@@ -226,6 +235,7 @@ class Runtime:
                 for backend in self.backends
             ),
             asyncio.create_task(self._watch_pressure(), name="pressure"),
+            asyncio.create_task(self.gpus.run(), name="gpus"),
         ]
         started_s = asyncio.get_running_loop().time()
         await asyncio.to_thread(check_child_args, self.settings)
@@ -305,8 +315,10 @@ class Runtime:
         while True:
             due_s = time.monotonic() + min(PRESSURE_POLL_S, self.settings.degrade_rise_s / 2)
             await asyncio.sleep(due_s - time.monotonic())
-            self.loop_lag.observe(max(0.0, time.monotonic() - due_s))
+            lag_s = max(0.0, time.monotonic() - due_s)
+            self.loop_lag.observe(lag_s)
             try:
+                self.load_history.observe(lag_s, self._load_now)
                 self._poll_pressure()
             except Exception as exc:  # noqa: BLE001  # the next look may be better
                 self.log.error("pressure_watch_failed", error=safe_traceback(exc))
@@ -317,6 +329,14 @@ class Runtime:
                 state = small.state
                 self.log.info("small_model", model=small.name, state=state)
                 self._note_models()
+
+    def _load_now(self, at_unix_s: float) -> LoadSample:
+        """The load of all models together."""
+        waiting = sum(len(backend.admission.queue) for backend in self.backends)
+        loads = [backend.engine.load() for backend in self.backends if backend.ready]
+        running = sum(load.num_running_reqs for load in loads)
+        used_tokens = sum(load.used_tokens for load in loads)
+        return LoadSample(at_unix_s, running, waiting, used_tokens, self.live.generated_tokens)
 
     def _poll_pressure(self) -> None:
         mode = self.degrade
@@ -406,7 +426,9 @@ class Runtime:
         small = [] if self.small_engine is None else [self.small_engine.aclose]
         engines = [*guards, *small, self.engine.aclose]
         safety = [] if self.safety is None else [self.safety.aclose]
-        for close in (self.streams.aclose, *engines, *safety, self.journal.aclose, self.database.aclose):
+        spans = [] if self.spans is None else [self.spans.aclose]
+        stores = (self.journal.aclose, self.database.aclose)
+        for close in (self.streams.aclose, *engines, *safety, *spans, *stores):
             try:
                 await close()
             except Exception as exc:  # noqa: BLE001  # the rest must be closed all the same

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_type_hints
 
+from app.core import TIERS
+
 ENV_PREFIX = "TOKENRING_"
 CONFIG_FILE = "tokenring.toml"
 ENGINE_TABLES = ("sglang", "small", "guard")
@@ -85,6 +87,29 @@ class Settings:
         secret=True,
     )
     api_key_file: str = _setting("", "file that holds the value of `api_key`")
+    trusted_proxies: str = _setting(
+        "",
+        "addresses or networks of proxies whose `X-Forwarded-For` is believed, commas between",
+    )
+    proxy_user_header: str = _setting(
+        "", "header in which those proxies name a signed-in person, as `X-Forwarded-Email`; empty is none"
+    )
+    oidc_issuer: str = _setting("", "URL of an OpenID Connect issuer where people sign in; empty is none")
+    oidc_client_id: str = _setting("", "id of this server at the issuer")
+    oidc_client_secret: str = _setting("", "its secret; empty for a public client", secret=True)
+    oidc_client_secret_file: str = _setting("", "file that holds the value of `oidc_client_secret`")
+    oidc_scope: str = _setting("openid profile email", "scopes that are asked for")
+    oidc_require: str = _setting("", "claim that a person must have, as `groups=staff`; empty is none")
+    oidc_admin: str = _setting("", "claim that makes a person an admin, as `groups=ops`; empty is none")
+    oidc_session_hours: float = _setting(
+        24.0, "hours until a person has to sign in again", minimum=0.01, maximum=8784
+    )
+    sign_in_tier: str = _setting("standard", "tier of a person who signs in first", choices=TIERS)
+    sign_in_rpm: int = _setting(0, "the same for requests per minute; 0 is no limit", minimum=0)
+    sign_in_tpm: int = _setting(0, "the same for tokens per minute; 0 is no limit", minimum=0)
+    sign_in_budget_usd: float = _setting(
+        0.0, "the same for the monthly budget in USD; 0 is none", minimum=0, maximum=10**9
+    )
     model: str = _setting("", "model path or hub id; empty serves the built-in model")
     served_model_name: str = _setting("", "name of the model in requests; empty uses the model's own name")
     engine: str = _setting(
@@ -263,6 +288,12 @@ class Settings:
     safety_guard_model: str = _setting("", "path or hub id of a guard model that also judges prompts")
     safety_country: str = _setting("", "two-letter country of the help line in self-harm messages")
     safety_contact: str = _setting("", "address or URL that messages about refusals name for complaints")
+    gpu_hour_usd: float = _setting(
+        0.0,
+        "US dollars for an hour of this server's GPUs, for the metrics; 0 is unknown",
+        minimum=0,
+    )
+    otlp_endpoint: str = _setting("", "URL of an OpenTelemetry collector for traces; empty is off")
     log_level: str = _setting("info", "lowest severity logged", choices=("debug", "info", "warning", "error"))
     log_format: str = _setting(
         "auto",
@@ -273,6 +304,11 @@ class Settings:
     """Keys of `[engine.<name>]`, passed to that engine and checked by it."""
     prices: Sequence[Mapping[str, Any]] = field(default=(), metadata={"table": True})
     """The entries of `[[prices]]`, checked by app.metering.pricing."""
+
+    @property
+    def people_sign_in(self) -> bool:
+        """True where people sign in, so that there is no open mode."""
+        return bool(self.oidc_issuer or self.proxy_user_header)
 
 
 def table() -> tuple[Setting, ...]:
@@ -339,26 +375,27 @@ def load(
     values.update(_read_environ(environ, settings))
     for name, raw in flags.items():
         values[name] = parse(settings[name], raw, settings[name].flag)
-    values["api_key"] = _api_key(values.get("api_key", ""), values.get("api_key_file", ""))
+    for name in ("api_key", "oidc_client_secret"):
+        values[name] = _secret(name, values.get(name, ""), values.get(f"{name}_file", ""))
     return Settings(**values)
 
 
-def _api_key(key: str, path: str) -> str:
-    """The key as clients send it, from the setting or its file. Raises SettingsError."""
+def _secret(name: str, secret: str, path: str) -> str:
+    """The secret of that name, from the setting or its file. Raises SettingsError."""
     if path:
-        if key:
-            raise SettingsError("api_key and api_key_file are both set; set one of them")
+        if secret:
+            raise SettingsError(f"{name} and {name}_file are both set; set one of them")
         try:
-            key = Path(path).read_text("utf-8").strip()
+            secret = Path(path).read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as exc:
             raise SettingsError(
-                f"api_key_file {path}: {type(exc).__name__}; it must be readable text"
+                f"{name}_file {path}: {type(exc).__name__}; it must be readable text"
             ) from exc
-        if not key:
-            raise SettingsError(f"api_key_file {path} is empty; write the key into it")
-    if any(char.isspace() or not char.isprintable() for char in key):
-        raise SettingsError("api_key: no client can send white space or control characters in a key")
-    return key
+        if not secret:
+            raise SettingsError(f"{name}_file {path} is empty; write the secret into it")
+    if any(char.isspace() or not char.isprintable() for char in secret):
+        raise SettingsError(f"{name}: it must have no white space or control characters")
+    return secret
 
 
 def _read_environ(environ: Mapping[str, str], settings: Mapping[str, Setting]) -> dict[str, Any]:

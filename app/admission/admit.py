@@ -20,13 +20,14 @@ import time
 from collections.abc import Callable
 
 from app.admission.estimates import LengthEstimate, ThroughputProfile, expected
+from app.admission.gap_sampler import GapSampler
 from app.admission.load_shedder import LoadShedder
 from app.admission.queue import FairQueue, Queued, Tenant
 from app.admission.scheduler import AdmissionScheduler
 from app.admission.ticket import Ticket, fingerprint_of
 from app.admission.tuning import AdmissionTuning
 from app.admission.windows import DecodeWindow, PrefillWindow
-from app.core import TIERS, ChatRequest, Delta, Engine, Health, Key, Prompt, Tier
+from app.core import TIERS, ChatRequest, Delta, Engine, Health, Key, Observes, Prompt, Tier
 from app.errors import Cancelled, ServingError
 from app.settings import Settings
 
@@ -46,12 +47,17 @@ class Admission:
         tuning: AdmissionTuning,
         *,
         count_prompt: Callable[[ChatRequest], int],
+        itl: Observes,
         abort_unread: Callable[[], str | None] = lambda: None,
         clock_s: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._engine, self._profile, self._tuning, self._clock_s = engine, profile, tuning, clock_s
         self._count_prompt, self._abort_unread = count_prompt, abort_unread
+        self.itl = itl
+        """Seconds between two tokens of answers, sampled."""
+        self.prefill_tokens = self.decode_tokens = 0
+        """Tokens that the engine has computed since the process began: of prompts, and after first tokens."""
         self.queue = FairQueue(tuning)
         self.scheduler = AdmissionScheduler(
             self.queue,
@@ -99,6 +105,12 @@ class Admission:
     def waited_s(self, rank: int) -> float:
         """Seconds that the oldest request of a tier has waited; 0 when there is none."""
         return self.queue.waited_s(rank, self._clock_s())
+
+    def places(self) -> dict[str, int]:
+        """The place of each waiting request in the present order; the next one has 1."""
+        # Behind those that the order looks at stands the rest of keys that have many.
+        ordered = dict.fromkeys([*self.queue.in_order(self._clock_s()), *self.queue])
+        return {queued.rid: n for n, queued in enumerate(ordered, 1) if isinstance(queued, Ticket)}
 
     async def run(self) -> None:
         """Poll, until cancelled."""
@@ -164,6 +176,7 @@ class Admission:
             self._expect(tenant, request, prompt.max_tokens),
             now_s,
             step_tokens=self._tuning.step_tokens,
+            gaps=GapSampler(self.itl, self._clock_s),
             on_progress=self._progressed,
             on_release=self._released,
         )
@@ -196,12 +209,14 @@ class Admission:
     def _progressed(self, ticket: Ticket, delta: Delta) -> None:
         """Called by a ticket at a first token, every `step_tokens`, and at ends of choices."""
         tenant, tokens = ticket.tenant, ticket.lengths[delta.choice]
+        self.decode_tokens += ticket.new_tokens
         if ticket.over:
             return
         if delta.choice == 0:
             self.scheduler.observe_decode(ticket, tokens, self._clock_s())
         if not ticket.started and tokens:
             uncached_tokens = delta.counts.prompt_tokens - delta.counts.cached_tokens
+            self.prefill_tokens += uncached_tokens
             self.scheduler.started(ticket, uncached_tokens, self._clock_s())
             self._dispatch()
         if delta.finish_reason in ("stop", "length", "tool_calls") and tokens and not ticket.exact:

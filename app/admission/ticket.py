@@ -13,6 +13,7 @@ from typing import Self
 
 from app.admission.budget import KVAllocation
 from app.admission.estimates import LengthEstimate
+from app.admission.gap_sampler import GapSampler
 from app.admission.queue import Queued, Tenant
 from app.core import ChatRequest, Delta, Prompt
 from app.errors import ServingError
@@ -42,12 +43,14 @@ class Ticket(Queued):
         now_s: float,
         *,
         step_tokens: int,
+        gaps: GapSampler,
         on_progress: Callable[[Ticket, Delta], None],
         on_release: Callable[[Ticket], None],
     ) -> None:
         """`on_progress` is called at first tokens, every `step_tokens`, and at ends of choices."""
         super().__init__(tenant, 0, now_s, request.placement.socket_wait_s, fingerprint_of(request))
         self._step_tokens, self._on_progress, self._on_release = step_tokens, on_progress, on_release
+        self._gaps = gaps
         self.rid = request.request_id
         self.max_tokens = prompt.max_tokens
         self.exact = bool(request.body.get("ignore_eos"))
@@ -56,6 +59,9 @@ class Ticket(Queued):
         self.admitted_s: float | None = None
         self.queued_behind = self.started = self.reclaimed = self.over = False
         self.lengths = [0] * request.n
+        self.new_tokens = 0
+        """Tokens of a choice since `on_progress` was last called for it; 0 at its first delta."""
+        self._step_ends = [1] * request.n
         self._due = [1] * request.n
         self._timed_tokens, self._timed_s = 0, 0.0
         self._future: asyncio.Future[None] | None = None
@@ -107,9 +113,20 @@ class Ticket(Queued):
         """Take note of a delta, with the engine's own counts. Costs next to nothing between steps."""
         tokens = delta.counts.completion_tokens
         if tokens >= self._due[delta.choice] or delta.finish_reason is not None:
-            self.lengths[delta.choice] = tokens
-            self._due[delta.choice] = tokens + max(self._step_tokens, tokens >> 3)
-            self._on_progress(self, delta)
+            self._look(delta, tokens)
+
+    def _look(self, delta: Delta, tokens: int) -> None:
+        choice, is_first = delta.choice, delta.choice == 0
+        if is_first:
+            self._due[0] = self._gaps.look(tokens)
+        if tokens < self._step_ends[choice] and delta.finish_reason is None:
+            return
+        earlier_tokens, self.lengths[choice] = self.lengths[choice], tokens
+        self.new_tokens = tokens - earlier_tokens if earlier_tokens else 0
+        step_tokens = max(self._step_tokens, tokens >> 3)
+        self._step_ends[choice] = tokens + step_tokens
+        self._due[choice] = self._gaps.begin(tokens, step_tokens) if is_first else tokens + step_tokens
+        self._on_progress(self, delta)
 
     def __enter__(self) -> Self:
         return self

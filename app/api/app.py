@@ -10,16 +10,20 @@ from app.api.http.auth import Access, CheckedHandler, Gatekeeper
 from app.api.http.cors import with_cors
 from app.api.http.errors import ErrorMiddleware, ErrorResponses
 from app.api.http.layers import CountedResponses, LimitHeaders
+from app.api.http.proxies import with_trusted_proxies
 from app.api.routes.admin import AbuseRoutes, AdminKeyRoutes
-from app.api.routes.console import ConsoleRoutes
+from app.api.routes.console import ConsoleRoutes, load
 from app.api.routes.conversations import ConversationRoutes
 from app.api.routes.endpoints import chat_endpoint, text_endpoint
 from app.api.routes.generations import GenerationRoutes
+from app.api.routes.live import LiveRoutes
 from app.api.routes.metrics import MetricsRoutes
 from app.api.routes.moderations import ModerationRoutes
 from app.api.routes.prefixes import PrefixRoutes
 from app.api.routes.safety import SafetyRoutes
+from app.api.routes.safety_report import SafetyReportRoutes
 from app.api.routes.service import ServiceRoutes, openapi
+from app.api.routes.sign_in import SignInRoutes
 from app.api.routes.tokens import TokenRoutes
 from app.api.routes.usage import UsageRoutes
 from app.intake.bodies import BodyMemory, BodyReader
@@ -41,12 +45,13 @@ def build_app(runtime: Runtime) -> ASGIApp:
     budget = BodyBudget(runtime.settings.body_memory_bytes)
     layers = BodyMemory(LimitHeaders(app, runtime.limiter), budget)
     whole = with_cors(ErrorMiddleware(layers, runtime.log), runtime.settings.cors_origins)
-    return CountedResponses(whole, runtime.responses)
+    counted = CountedResponses(whole, runtime.responses)
+    return with_trusted_proxies(counted, runtime.settings)
 
 
 def _routes(runtime: Runtime) -> list[Route]:
     settings = runtime.settings
-    gatekeeper = Gatekeeper(runtime.keys, settings.api_key, settings.host, settings.cors_origins)
+    gatekeeper = Gatekeeper(runtime.keys, settings)
     access = Access(gatekeeper, runtime.reads)
     bodies = BodyReader(
         runtime.backends, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
@@ -54,7 +59,7 @@ def _routes(runtime: Runtime) -> list[Route]:
     service = ServiceRoutes(runtime, gatekeeper)
     prefixes = PrefixRoutes(runtime.prefixes)
     usage = UsageRoutes(runtime.database, runtime.keys)
-    console = ConsoleRoutes()
+    console = ConsoleRoutes(load())
     return [
         route("/", console.page, "GET"),
         route("/console/{version}/{path:path}", console.file, "GET"),
@@ -71,10 +76,19 @@ def _routes(runtime: Runtime) -> list[Route]:
         route("/api/usage", access(usage.usage, alone=True), "GET"),
         route("/api/prefixes", access(prefixes.own, paced=True), "GET"),
         route("/api/admin/prefixes", access(prefixes.list, admin=True), "GET"),
+        *_sign_in_routes(runtime, bodies),
         *_generation_routes(runtime, access, bodies),
         *_text_routes(runtime, access, bodies),
         *_conversation_routes(runtime, access, bodies),
         *_admin_routes(runtime, access, bodies),
+    ]
+
+
+def _sign_in_routes(runtime: Runtime, bodies: BodyReader) -> list[Route]:
+    sign_in = SignInRoutes(runtime.settings, runtime.keys, bodies, runtime.log)
+    return [
+        route("/api/sign-in", sign_in.methods, "GET"),
+        route("/api/sign-in/oidc", sign_in.oidc, "POST"),
     ]
 
 
@@ -124,6 +138,7 @@ def _conversation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -
     by_id = "/api/conversations/{id}"
     return [
         route("/api/conversations", access(conversations.list, alone=True), "GET"),
+        route("/api/conversations", access(conversations.create, paced=True), "POST"),
         route(by_id, access(conversations.view, alone=True), "GET"),
         route(by_id, access(conversations.rename, paced=True), "PATCH"),
         route(by_id, access(conversations.delete, paced=True), "DELETE"),
@@ -135,6 +150,7 @@ def _conversation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -
 def _admin_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> list[Route]:
     keys = AdminKeyRoutes(runtime.database, runtime.keys, bodies)
     safety = SafetyRoutes(runtime.database, runtime.policies, runtime.reload_policy)
+    live, report = LiveRoutes(runtime), SafetyReportRoutes(runtime.settings)
     path = "/api/admin/keys"
     return [
         route("/metrics", access(MetricsRoutes(runtime).metrics, admin=True), "GET"),
@@ -143,7 +159,11 @@ def _admin_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> list[
         route(path + "/{id}", access(keys.change, admin=True), "PATCH"),
         route(path + "/{id}", access(keys.revoke, admin=True), "DELETE"),
         route(path + "/{id}/rotate", access(keys.rotate, admin=True), "POST"),
+        route("/api/admin/live", access(live.live, admin=True), "GET"),
+        route("/api/admin/requests", access(live.requests, admin=True), "GET"),
+        route("/api/admin/requests/{id}/cancel", access(live.cancel, admin=True), "POST"),
         route("/api/admin/safety", access(safety.list, admin=True, alone=True), "GET"),
+        route("/api/admin/safety/report", access(report.report, admin=True, paced=True), "GET"),
         route("/api/admin/safety/reload", access(safety.reload, admin=True), "POST"),
         route("/api/admin/abuse", access(AbuseRoutes(runtime.abuse).list, admin=True, alone=True), "GET"),
     ]

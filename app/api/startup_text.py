@@ -29,7 +29,7 @@ Try it:
   curl {url}/v1/chat/completions{authorization} -H 'Content-Type: application/json' -d {body}
 """
 FIRST_KEY = """
-There is no API key yet, and {host} is not only this machine: here is an admin key. It is not shown again.
+There is no API key yet, and requests to {host} need one: here is an admin key. It is not shown again.
 
   KEY={key}
 
@@ -59,7 +59,12 @@ def command() -> str:
 def is_keyless(runtime: Runtime) -> bool:
     """True where requests need no key."""
     settings = runtime.settings
-    return runtime.keys.empty and not settings.api_key and is_loopback(settings.host)
+    return (
+        runtime.keys.empty
+        and not settings.api_key
+        and not settings.people_sign_in
+        and is_loopback(settings.host)
+    )
 
 
 def ready_text(runtime: Runtime, url: str) -> str:

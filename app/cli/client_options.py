@@ -32,6 +32,13 @@ class NoServer(Unreachable):
     """No connection was made, so nothing was asked."""
 
 
+class Unreadable(Exception):
+    """Something answers that is no server of ours."""
+
+    def __init__(self) -> None:
+        super().__init__("What answers there is not Tokenring, or something on the way to it; check --url.")
+
+
 class Refused(Exception):
     """The server's refusal. `retry_after_s` is None where waiting does not help."""
 
@@ -85,7 +92,7 @@ class Server:
         return cls(url.rstrip("/"), _key(args.api_key_file))
 
     def call(self, method: str, path: str, body: Any = None, *, timeout_s: float = TIMEOUT_S) -> Any:
-        """The JSON of an answer; None if it has no body. Raises Unreachable, Refused."""
+        """The JSON of an answer; None if it has no body. Raises Unreachable, Unreadable, Refused."""
         response = self.open(method, path, body, timeout_s=timeout_s)
         try:
             return parse(response.read(_MAX_ANSWER_BYTES))
@@ -133,11 +140,11 @@ class Server:
 
 
 def parse(raw: bytes) -> Any:
-    """The JSON of a body, or None. Raises Unreachable for anything else: no server of ours sent it."""
+    """The JSON of a body, or None. Raises Unreadable."""
     try:
         return json.loads(raw) if raw else None
     except ValueError as exc:
-        raise Unreachable("What answers there is not Tokenring: its answer is no JSON.") from exc
+        raise Unreadable from exc
 
 
 def _refusal(response: http.client.HTTPResponse) -> Refused:

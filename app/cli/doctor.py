@@ -26,7 +26,8 @@ def run(flags: Mapping[str, object], args: argparse.Namespace) -> int:
         settings = settings_module.load(flags, os.environ, args.config)
     except SettingsError as error:
         findings = {"settings": report.unreadable(error)}
-    findings = {**findings, **report.examine(settings)}
+    with tables.working("checking"):
+        findings = {**findings, **report.examine(settings)}
     if args.json:
         print(json.dumps(report.as_json(findings)))
     else:

@@ -1,4 +1,4 @@
-"""The command line: `serve`, `doctor` and `settings`, and the commands of `keys`, `store` and `safety`."""
+"""The command line: `serve`, `doctor`, `settings`, and the commands of the other modules here."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from app import settings as settings_module
-from app.cli import doctor, flags, keys, safety, settings_table, store
+from app.cli import doctor, flags, keys, safety, settings_table, store, top
 from app.cli.chat import command as chat
-from app.cli.client_options import Refused, Unreachable
+from app.cli.client_options import Refused, Unreachable, Unreadable
 from app.cli.flags import command, flag
 from app.errors import ServingError
 from app.settings import EXIT_CONFIG, Settings, SettingsError
@@ -28,9 +28,9 @@ EXIT_INTERRUPTED = 130
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; `serve` has one flag per setting."""
-    top = argparse.ArgumentParser(prog="tokenring", description="A complete chat service on one node.")
-    top.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = top.add_subparsers(dest="command", required=True)
+    whole = argparse.ArgumentParser(prog="tokenring", description="A complete chat service on one node.")
+    whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = whole.add_subparsers(dest="command", required=True)
     _add_settings(command(commands, "serve", "serve the model over HTTP"))
     examine = command(commands, "doctor", "check machine and settings, as `serve` would use them")
     flag(examine, "--json", "print one JSON object", bool)
@@ -39,12 +39,14 @@ def parser() -> argparse.ArgumentParser:
     flag(node, "--rank", "number of this node; the server is node 0", int, required=True)
     _add_settings(node)
     show = command(commands, "settings", "list all settings with their defaults")
+    flag(show, "--json", "print one JSON object", bool)
     flag(show, "--markdown", "print the Markdown table of docs/settings.md, also on a terminal", bool)
     chat.add_commands(commands)
+    top.add_commands(commands)
     common = flags.common()
     for group in (keys, store, safety):
         group.add_commands(commands, common)
-    return top
+    return whole
 
 
 class _Version(argparse.Action):
@@ -86,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_PIPE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except (SettingsError, StoreRefused, ServingError, Refused, Unreachable) as error:
+    except (SettingsError, StoreRefused, ServingError, Refused, Unreachable, Unreadable) as error:
         print(f"tokenring: {error}", file=sys.stderr)
         return EXIT_CONFIG if args.command in ("serve", "node") else EXIT_USAGE
     return status
@@ -96,11 +98,11 @@ def _run(args: argparse.Namespace) -> int:
     names = {s.name for s in settings_module.table()}
     overrides = {k: v for k, v in vars(args).items() if k in names}
     if args.command == "settings":
-        print(settings_table.text(markdown_only=args.markdown))
+        print(settings_table.json_text() if args.json else settings_table.text(markdown_only=args.markdown))
         return 0
     if args.command == "doctor":
         return doctor.run(overrides, args)
-    if args.command == "chat":
+    if args.command in ("chat", "top"):
         status: int = args.run(args)
         return status
     if args.command == "safety":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app import settings
-from app.cli import flags
+from app.cli import flags, tables
 from app.cli.flags import Commands, command, flag
 from app.cli.store import tell_store
 from app.core import SAFETY_LEVELS
@@ -109,7 +109,8 @@ def _judge(args: argparse.Namespace, in_force: settings.Settings, load: Callable
     from app.cli import safety_commands, safety_explain
     from app.safety.classifiers import bundled_models
 
-    models = (load or bundled_models.load)()
+    with tables.working("loading the classifiers"):
+        models = (load or bundled_models.load)()
     policy = _policy(in_force, models.directory).at_level(args.level)
     if args.verb == "explain":
         return safety_explain.run_explain(args, policy, models, in_force.safety_guard_model)

@@ -29,7 +29,7 @@ def run_explain(args: argparse.Namespace, policy: Policy, models: Models, guard:
     """
     text = _read(args.file)
     body = _body(text, args.file) if args.request else {"messages": [{"role": "user", "content": text}]}
-    with screen_of(models) as screen:
+    with screen_of(models) as screen, tables.working("reading the text"):
         try:
             result = asyncio.run(explain(body, policy, screen, models))
         except ValueError as exc:
@@ -43,7 +43,7 @@ def _read(name: str) -> str:
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise SettingsError(f"{name}: {exc}") from exc
+        raise SettingsError(f"{name} cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
 
 
 def _body(text: str, name: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def run_report(args: argparse.Namespace, policy: Policy, data_dir: Path) -> int:
             raise SettingsError(f"--block-fpr: must be {MIN_FPR:g} to {MAX_FPR:g}, got {args.block_fpr:g}")
         under = f"block at {100 * args.block_fpr:g}%"
         judges[under] = by_policy(policy.at_rate(args.block_fpr))
-    with transaction(data_dir) as connection:
+    with tables.working("reading the records"), transaction(data_dir) as connection:
         figures = report(
             safety_records.records(connection, first, last),
             safety_records.totals(connection, first, last),

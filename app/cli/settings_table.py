@@ -1,5 +1,6 @@
 """The table of all settings: for `tokenring settings`, and as Markdown for the documentation."""
 
+import json
 import sys
 from collections.abc import Mapping
 
@@ -9,6 +10,7 @@ from app.settings import Setting, table
 HEAD = ("| setting | default | what it does |", "|---|---|---|")
 GROUPS: Mapping[str, str] = {
     "host": "Address, data and keys",
+    "trusted_proxies": "Proxies, and people who sign in",
     "model": "The model",
     "remote_url": "A model in other servers",
     "small_model": "A second model",
@@ -35,6 +37,23 @@ def text(*, markdown_only: bool) -> str:
         for s in table()
     ]
     return tables.text(("setting", "default", "what it does"), rows)
+
+
+def json_text() -> str:
+    """The settings as one JSON object."""
+    data = [
+        {
+            "name": s.name,
+            "flag": s.flag,
+            "variable": s.env,
+            "type": s.kind.__name__,
+            "choices": list(s.choices) or None,
+            "default": s.default if isinstance(s.default, int | float | str | None) else str(s.default),
+            "help": s.help,
+        }
+        for s in table()
+    ]
+    return json.dumps({"object": "list", "data": data})
 
 
 def row(setting: Setting) -> str:

@@ -108,14 +108,14 @@ def _usage(args: argparse.Namespace, data_dir: Path) -> int:
         return _verify(args, data_dir)
     period = period_of(args.period, args.first, args.last, datetime.now(UTC).date())
     group_by = groups_of(args.group_by)
-    with transaction(data_dir) as connection:
+    with tables.working("adding up the ledger"), transaction(data_dir) as connection:
         report = usage_report(connection, period, group_by)
     _print(args, report, _usage_table(report, group_by))
     return EXIT_OK
 
 
 def _verify(args: argparse.Namespace, data_dir: Path) -> int:
-    with transaction(data_dir) as connection:
+    with tables.working("comparing all rows"), transaction(data_dir) as connection:
         mismatches = differences(connection)
     if args.rebuild:
         for day in sorted({difference.day for difference in mismatches}):
@@ -139,7 +139,7 @@ def _verify(args: argparse.Namespace, data_dir: Path) -> int:
 
 
 def _backup(args: argparse.Namespace, data_dir: Path) -> int:
-    with transaction(data_dir, older=True) as connection:
+    with tables.working("copying the store"), transaction(data_dir, older=True) as connection:
         size_bytes = backup(connection, args.file)
     report = {"object": "backup", "file": str(args.file), "size_bytes": size_bytes}
     _print(args, report, [f"{args.file}: {size_bytes} bytes, checked."])
@@ -157,7 +157,8 @@ def _export(args: argparse.Namespace, data_dir: Path) -> int:
         if args.out is None:
             _write_out(documents, as_list=args.id == ALL and args.format == "json")
             return EXIT_OK
-        files = _write_files(documents, args)
+        with tables.working("writing conversations"):
+            files = _write_files(documents, args)
     report = {"object": "export", "conversations": len(files), "files": [str(path) for path in files]}
     _print(args, report, [f"{len(files)} conversations exported to {args.out}."])
     return EXIT_OK
@@ -192,7 +193,7 @@ def _write_files(documents: Iterable[tuple[str, Iterable[bytes]]], args: argpars
 
 def _purge(args: argparse.Namespace, data_dir: Path) -> int:
     served = holder(data_dir) is not None
-    with connected(data_dir, write=True) as connection:
+    with tables.working("purging"), connected(data_dir, write=True) as connection:
         if args.id is None:
             ids = deleted_before(connection, time.time_ns() // 1000 - args.deleted_before * _DAY_US, "id")
         else:

@@ -1,4 +1,4 @@
-"""Tables and progress bars of the command line, by rich: coloured on a terminal, else plain lines.
+"""Tables and progress of the command line, by rich: coloured on a terminal, else plain lines.
 
 If the output goes into a pipe or a file, a row is one line with columns aligned by spaces. rich respects
 NO_COLOR. It is imported late, because most commands print no table.
@@ -7,7 +7,9 @@ NO_COLOR. It is imported late, because most commands print no table.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from app.cli.terminal import printable
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row")
 
+_PATIENCE_S = 1.0
 _UNBROKEN = 1_000_000
 """Characters in a line if the output is no terminal: no line is wrapped."""
 
@@ -61,6 +64,28 @@ def progress(rows: Sequence[Row]) -> Iterable[Row]:
     from rich.progress import track
 
     return track(rows, "judging", console=Console(stderr=True))
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say on a terminal what a block does and for how long, once it takes a second; it prints nothing."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    shown = Progress(*columns, console=Console(stderr=True), transient=True)
+    shown.add_task(what)
+    later = threading.Timer(_PATIENCE_S, shown.start)
+    later.start()
+    try:
+        yield
+    finally:
+        later.cancel()
+        later.join()
+        shown.stop()
 
 
 def _frame(*, framed: bool) -> Table:

@@ -32,6 +32,8 @@ class Head:
     """The model of the two that the caller asks for, if any."""
     in_full: bool
     """The request is to be served as it was asked for, or refused: never in degraded mode."""
+    traceparent: str
+    """The caller's trace; OpenTelemetry ignores a wrong one."""
 
     @classmethod
     def of(cls, request: Request, key: Key | None) -> Head:
@@ -52,6 +54,7 @@ class Head:
             wants_plain(headers),
             next((size for size in get_args(Size) if size == named), None),
             (key is not None and key.terms.degrade == "off") if in_full is None else in_full,
+            headers.get("traceparent", ""),
         )
 
     def check_nothing_received(self) -> None:

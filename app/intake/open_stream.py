@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -120,7 +120,8 @@ class Intake:
     def _placed(self, chat: ChatRequest, caller: Caller, head: Head) -> ChatRequest:
         isolated = self._runtime.settings.isolation == "owner"
         resumable = chat.conversation_id is not None if head.resumable is None else head.resumable
-        return with_priority_and_salt(chat, caller.key, isolated=isolated, resumable=resumable)
+        placed = with_priority_and_salt(chat, caller.key, isolated=isolated, resumable=resumable)
+        return replace(placed, traceparent=head.traceparent) if head.traceparent else placed
 
     async def _begin(
         self, chat: ChatRequest, key: Key | None, lease: Lease, endpoint: AnswerEndpoint, *, streaming: bool

@@ -41,8 +41,8 @@ class LoadedTurn:
     """The seqs of the answers whose ids stand in the request's `past`, in its order."""
     strikes: int = 0
     """Turns of the conversation that safety has blocked."""
-    from_store: Sequence[bool] = ()
-    """For each message from the store, True if it is an answer of this server."""
+    from_store: Sequence[bool | None] = ()
+    """For each message from the store, True if it is an answer of this server, None if it was imported."""
     stored_bytes: int = 0
     """The size of the messages from the store."""
 
@@ -93,7 +93,8 @@ class History:
 
         past = await self._database.read(load)
         messages = [*past.messages, *request.body["messages"]]
-        if not messages or messages[-1]["role"] == "assistant":
+        is_answered = not messages or messages[-1]["role"] == "assistant"
+        if is_answered and not (messages and request.body.get("continue_final_message")):
             raise BadRequest(
                 "There is nothing to answer: send new messages, or name a message of the user as parent_id.",
                 param="messages",
@@ -133,24 +134,26 @@ def _turn(request: ChatRequest, past: Branch | None) -> NewTurn:
         conversation_id=request.conversation_id,
         owner=request.owner,
         model=request.model,
-        title=_title(messages),
+        title=title_of(messages),
         is_new=past is None,
         parent_seq=None if past is None else past.parent_seq,
-        messages=[_message(message) for message in messages],
+        messages=[stored_message(message) for message in messages],
         answer_ids=[request.message_id, *(new_message_id() for _ in range(request.n - 1))],
         created_at_us=request.created_at_unix_s * 1_000_000,
     )
 
 
-def _message(message: Mapping[str, Any]) -> NewMessage:
+def stored_message(message: Mapping[str, Any], *, with_reasoning: bool = False) -> NewMessage:
+    """A message under a fresh id, as it is stored; a request's without reasoning, which is for it only."""
     role, text = message["role"], content_text(message.get("content"))
     stored = kept(message, role, text)
-    stored.pop("reasoning_content", None)  # the engine reads it with this request only
+    if not with_reasoning:
+        stored.pop("reasoning_content", None)
     plain = isinstance(stored["content"], str) and stored.keys() <= {"role", "content"}
     return NewMessage(new_message_id(), role, text, None if plain else orjson.dumps(stored))
 
 
-def _title(messages: Sequence[Mapping[str, Any]]) -> str:
+def title_of(messages: Sequence[Mapping[str, Any]]) -> str:
     """The beginning of what the user said first."""
     user_texts = (content_text(m.get("content")) for m in messages if m["role"] == "user")
     words = " ".join(next(user_texts, "").split())

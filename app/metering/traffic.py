@@ -14,8 +14,9 @@ from app.core import Usage
 
 QUEUE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 LOOP_LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
-TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
+TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.7, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
+ITL_S = (*TPOT_S, 2.5, 5.0)
 TOTAL_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 NO_ROUTE = "none"
 """The route of what names none: an unknown path, broken HTTP, a connection too many."""
@@ -28,6 +29,8 @@ class Timings(NamedTuple):
     """Received until admitted."""
     ttft_s: float | None
     """Received until the first token."""
+    prefix_hit: bool
+    """True if the prefix cache had half of the prompt, or more."""
     tpot_s: float | None
     """(last token - first token) / (tokens - 1), of the longest choice."""
     total_s: float
@@ -68,7 +71,8 @@ class ModelTraffic:
         """Tokens of the committed settlements."""
         self.cost_micro_usd = 0
         self.queue = Histogram(QUEUE_S)
-        self.ttft = Histogram(TTFT_S)
+        self.ttft = {"hit": Histogram(TTFT_S), "miss": Histogram(TTFT_S)}
+        """By whether the prefix cache had half of the prompt."""
         self.tpot = Histogram(TPOT_S)
         self.total = Histogram(TOTAL_S)
 
@@ -93,7 +97,7 @@ class Traffic:
         traffic = self.of(model)
         traffic.outcomes[outcome] += 1
         traffic.queue.observe(timings.queue_s)
-        traffic.ttft.observe(timings.ttft_s)
+        traffic.ttft["hit" if timings.prefix_hit else "miss"].observe(timings.ttft_s)
         traffic.tpot.observe(timings.tpot_s)
         traffic.total.observe(timings.total_s)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
@@ -51,7 +51,9 @@ class Finalizer:
         trace: Trace,
         lease: Lease,
         answer: NewAnswer,
+        on_ended: Callable[[Trace], None] | None = None,
     ) -> None:
+        """`on_ended` is called with the trace of the request at its end."""
         self._journal = journal
         self._suspensions = suspensions
         self._traffic = traffic
@@ -59,6 +61,7 @@ class Finalizer:
         self._trace = trace
         self._lease = lease
         self._answer = answer
+        self._on_ended = on_ended
         self._entry: JournalEntry | None = None
 
     def attach_reservation(self, entry: JournalEntry) -> None:
@@ -97,6 +100,8 @@ class Finalizer:
                 self._journal.settle_later(self._entry, trace.finish)
             self._traffic.ended(stream.request.model, trace.finish, trace.timings())
             self._log.info("request", cancelled=stream.cancelled, **trace.fields())
+            if self._on_ended is not None:
+                self._on_ended(trace)
             session.close(_released(stream))  # last: nothing above may depend on it
 
     def _fail(self, stream: TokenStream, session: SafetySession, error: ServingError) -> None:

@@ -22,6 +22,7 @@ every other end, and the release of the lease, is in `Finalizer.settle_on_exit` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -38,6 +39,7 @@ from app.metering.limits import UNLIMITED, Lease
 from app.metering.traffic import Traffic
 from app.pipeline.engine_run import EngineRun
 from app.pipeline.finalize import Finalizer
+from app.pipeline.live import LiveRequests
 from app.pipeline.trace import Trace
 from app.prefix_report.report import PrefixReport
 from app.resume.continue_answer import NewAnswer
@@ -60,7 +62,9 @@ class Pipeline:
         traffic: Traffic,
         session_of: SessionOf,
         prefixes: PrefixReport,
+        live: LiveRequests,
         log: FilteringBoundLogger,
+        on_ended: Callable[[Trace], None] | None = None,
     ) -> None:
         self._backends = backends
         self._history = history
@@ -70,7 +74,9 @@ class Pipeline:
         self._traffic = traffic
         self._session_of = session_of
         self._prefixes = prefixes
+        self._live = live
         self._log = log
+        self._on_ended = on_ended
 
     async def serve(
         self,
@@ -83,14 +89,14 @@ class Pipeline:
         answer: NewAnswer | None = None,
     ) -> None:
         """Take a checked request to its answer. In every case `stream` is ended and `lease` released."""
-        answer = answer or self._new_answer
-        backend, key_id = self._backends.of(request.model), None if key is None else key.id
+        answer, key_id = answer or self._new_answer, None if key is None else key.id
         trace = Trace(request, answer.progress.counts, stream.finish_reasons(), key_id=key_id)
-        session = self._session_of(request, key)
+        backend, session = self._backends.of(request.model), self._session_of(request, key)
         finalizer = Finalizer(
-            self._journal, self._suspensions, self._traffic, self._log, trace, lease, answer
+            self._journal, self._suspensions, self._traffic, self._log, trace, lease, answer, self._on_ended
         )
-        with finalizer.settle_on_exit(stream, session), self._history.claim(request):
+        noted, settled = self._live.noted(stream, trace, key), finalizer.settle_on_exit(stream, session)
+        with noted, settled, self._history.claim(request):
             backend.precheck(request, key)
             turn = await answer.load(request, session)
             prompt = answer.engine_prompt(await _render(session, backend, turn.request))

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from app.core import ChatRequest, Counts, Delta, FinishReason, Prompt
 from app.metering.traffic import Timings
+
+
+class Stage(NamedTuple):
+    """A stage of a request, and its times on the monotonic clock."""
+
+    name: str
+    begins_s: float
+    ends_s: float
 
 
 class Trace:
@@ -24,6 +33,7 @@ class Trace:
         self._request = request
         self._key_id = key_id
         self._received_s = time.monotonic() - request.placement.socket_wait_s
+        self._rendered_s: float | None = None
         self._admitted_s: float | None = None
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
@@ -35,6 +45,7 @@ class Trace:
     def rendered(self, prompt: Prompt) -> None:
         """The prompt is known."""
         self._prompt_tokens = prompt.billed_tokens
+        self._rendered_s = time.monotonic()
 
     def admitted(self) -> None:
         """The request was admitted to the engine."""
@@ -75,18 +86,41 @@ class Trace:
         """The choices that have no finish reason yet."""
         return [choice for choice in range(self._request.n) if choice not in self._finish_reasons]
 
+    @property
+    def traceparent(self) -> str:
+        """The trace of its caller."""
+        return self._request.traceparent
+
+    def stages(self) -> list[Stage]:
+        """The stages that it has reached; the last lasts until now."""
+        begins = {
+            "receive": self._received_s,
+            "queue": self._rendered_s,
+            "prefill": self._admitted_s,
+            "decode": self._first_token_s,
+            "settle": self._last_token_s,
+        }
+        reached = [(name, at_s) for name, at_s in begins.items() if at_s is not None]
+        ends_s = [*(at_s for _, at_s in reached[1:]), time.monotonic()]
+        return [Stage(name, at_s, end_s) for (name, at_s), end_s in zip(reached, ends_s, strict=True)]
+
     def timings(self) -> Timings:
         """The times until now, in seconds."""
         return Timings(
             queue_s=self._since_received(self._admitted_s),
             ttft_s=self._since_received(self._first_token_s),
+            prefix_hit=self._prefix_hit,
             tpot_s=self._tpot_s(),
             total_s=time.monotonic() - self._received_s,
         )
 
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(c.completion_tokens for c in self.counts.values())
+
     def fields(self) -> dict[str, object]:
         """The canonical log line: ids, counts, timings in milliseconds."""
-        completion_tokens = sum(c.completion_tokens for c in self.counts.values())
         first = self.counts.get(0, Counts())
         timings = self.timings()
         return {
@@ -96,7 +130,7 @@ class Trace:
             "n": self._request.n,
             "prompt_tokens": first.prompt_tokens or self._prompt_tokens,
             "cached_tokens": first.cached_tokens,
-            "completion_tokens": completion_tokens,
+            "completion_tokens": self.completion_tokens,
             "finish_reason": self._reasons or None,
             "error": self._error,
             "queue_ms": _ms(timings.queue_s),
@@ -107,6 +141,12 @@ class Trace:
 
     def _since_received(self, at_s: float | None) -> float | None:
         return None if at_s is None else at_s - self._received_s
+
+    @property
+    def _prefix_hit(self) -> bool:
+        """True if the prefix cache had half of the prompt, or more."""
+        counts = next(iter(self.counts.values()), Counts())
+        return 0 < counts.prompt_tokens <= 2 * counts.cached_tokens
 
     def _tpot_s(self) -> float | None:
         """(last token - first token) / (tokens - 1), of the longest choice."""

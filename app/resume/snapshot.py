@@ -22,7 +22,7 @@ from app.store.ledger import Terms
 from app.store.suspensions import StoredSuspension, Suspension
 
 _VERSION = 1
-_LEFT_OUT = frozenset({"past", "raw", "placement", "idempotency", "body"})
+_LEFT_OUT = frozenset({"past", "raw", "placement", "idempotency", "body", "traceparent"})
 _REQUEST_FIELDS = tuple(f.name for f in dataclasses.fields(ChatRequest) if f.name not in _LEFT_OUT)
 _TURN_FIELDS = ("run_seqs", "strikes", "from_store", "stored_bytes")
 

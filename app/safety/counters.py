@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Literal, Protocol
+from typing import Literal, get_args
 
+from app.core import Observes
 from app.safety.verdict import STAGES, Stage, Verdict
 
 Failure = Literal["error", "timeout"]
 HOLD_BACK_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Bounds of the histogram of hold-back, in seconds."""
-
-
-class Observes(Protocol):
-    """A histogram; app.metering.traffic.Histogram is one."""
-
-    def observe(self, value: float | None, times: int = 1) -> None:
-        """Count a value; None is none."""
-        ...
 
 
 class SafetyCounters:
@@ -28,8 +21,10 @@ class SafetyCounters:
         """By stage, category and action; `none` and `pass` where no threshold was reached."""
         self.observed: dict[str, dict[str, Counter[str]]] = {stage: defaultdict(Counter) for stage in STAGES}
         """By stage, category and action: what observing policies would have done."""
-        self.failures: dict[str, dict[str, Counter[str]]] = {stage: defaultdict(Counter) for stage in STAGES}
-        """By stage, `error` or `timeout`, and `refused` or `passed`."""
+        self.failures: dict[str, dict[str, Counter[str]]] = {
+            stage: {why: Counter(refused=0, passed=0) for why in get_args(Failure)} for stage in STAGES
+        }
+        """By stage, `error` or `timeout`, `refused` or `passed`; from 0 on: an alert must see the first."""
         self.lifted: Counter[str] = Counter()
         """By category: refusals of prompts that the operator's `allow` lifted."""
         self.hold_back = hold_back

@@ -133,7 +133,8 @@ def _check_there(path: Path) -> None:
         raise StoreRefused(f"--data-dir {path.parent} cannot be read: {exc.strerror}.") from exc
     if not there:
         raise StoreRefused(
-            f"--data-dir {path.parent} has no store ({FILE_NAME}); the server makes it when it first starts."
+            f"--data-dir {path.parent.absolute()} has no store ({FILE_NAME}). Name the server's data"
+            " directory with --data-dir; its first start makes the store."
         )
 
 

@@ -24,6 +24,10 @@ WIPED = 0
 
 _COLUMNS = "c.seq, c.id, c.title, c.model, c.total_tokens, c.created_at_us, c.updated_at_us"
 _END = 2**63 - 1
+_EXCERPT_CHARS, _BEFORE_CHARS = 160, 40
+"""Of a message that matches: what is shown, and what of it stands before the first word."""
+_SEARCHED_CHARS = 100_000
+"""A word that stands later in a message is in no excerpt."""
 _MIN_BEGINNING = 4
 """Letters. FTS5 reads all that a beginning matches before its first row, for `th` most of the index."""
 _RUN_ON = re.compile("[\u0e00-\u1dff\u2e80-\U0010ffff]")
@@ -56,20 +60,35 @@ def page(
         ).fetchall()
     more = len(rows) > limit
     rows = rows[:limit]
-    return ConversationPage([_as_listed(row) for row in rows], _cursor(rows[-1][0]) if more else None)
+    entries = [_as_listed(row) for row in rows]
+    if words:
+        for entry, row in zip(entries, rows, strict=True):
+            entry["excerpt"] = None if row[-1] is None else _excerpt(row[-1], words)
+    return ConversationPage(entries, _cursor(rows[-1][0]) if more else None)
+
+
+def _excerpt(text: str, words: str) -> str:
+    """Some words of a message around the first that was searched for, or its beginning."""
+    plain = text.casefold()
+    places = (plain.find(word) for phrase in words.split() for word in folded(phrase))
+    start = max(0, min((place for place in places if place >= 0), default=0) - _BEFORE_CHARS)
+    end = start + _EXCERPT_CHARS
+    return f"{'…' * (start > 0)}{' '.join(text[start:end].split())}{'…' * (end < len(text))}"
 
 
 def _matching(
     connection: sqlite3.Connection, owner: str, before_seq: int, words: str
 ) -> Iterator[tuple[Any, ...]]:
-    """The conversations with a message or title that matches, newest first.
+    """The conversations with a message or title that matches, newest first; each with the message's text.
 
     Each begins below the one before, so that one of many messages that match costs no more than another.
     """
     query = match_all(words, owner)
     while query:
         row = connection.execute(
-            f"SELECT {_COLUMNS} FROM search CROSS JOIN conversations AS c ON c.seq = search.rowid >> 32"  # noqa: S608
+            f"SELECT {_COLUMNS}, substr(m.text, 1, {_SEARCHED_CHARS}) FROM search"  # noqa: S608
+            " CROSS JOIN conversations AS c ON c.seq = search.rowid >> 32"
+            " LEFT JOIN messages AS m ON m.seq = search.rowid & 0xFFFFFFFF"
             " WHERE search MATCH ? AND search.rowid < ? AND c.owner = ? AND c.deleted_at_us IS NULL"
             " ORDER BY search.rowid DESC LIMIT 1",
             (query, before_seq << 32, owner),
@@ -115,7 +134,7 @@ def _position(cursor: str) -> int:
 
 
 def _as_listed(row: tuple[Any, ...]) -> dict[str, Any]:
-    _, conversation_id, title, model, total_tokens, created_at_us, updated_at_us = row
+    conversation_id, title, model, total_tokens, created_at_us, updated_at_us = row[1:7]
     return {
         "id": conversation_id,
         "title": title,

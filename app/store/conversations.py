@@ -6,7 +6,7 @@ A regenerated or edited turn is another child of its parent; nothing is overwrit
 If an answer is not complete, the model reads its text, without tool calls, which may be cut. An answer
 without text is left out together with the messages that it was to answer, because many templates refuse two
 turns of one speaker in a row; so is a turn that safety blocked, even where some of its answer was released.
-None is ever removed from the tree.
+None is ever removed from the tree. An answer and those that continue it are read as one message.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Branch:
     new ones go below (None at the top). `runs` are the stored token ids of the newest answer's
     sequence, oldest first: each the `seq` of an answer and its ids after the run before it.
     `strikes` is how many turns of the conversation safety has blocked, on whichever branch. `answered` is
-    whether each message is an answer of this server.
+    whether each message is an answer of this server; None for an imported one, of either side.
     """
 
     conversation_seq: int
@@ -97,7 +97,7 @@ class Branch:
     messages: list[dict[str, Any]]
     runs: list[tuple[int, bytes]]
     strikes: int = 0
-    answered: Sequence[bool] = ()
+    answered: Sequence[bool | None] = ()
     num_bytes: int = 0
     """The size of the messages."""
 
@@ -209,14 +209,15 @@ def branch(connection: sqlite3.Connection, owner: str, conversation_id: str, par
     visible = _visible_to_model(path)
     if parent_id is None:
         path = visible
+    messages, answered = _as_read(visible)
     return Branch(
         conversation_seq=conversation_seq,
         parent_seq=path[-1].seq if path else None,
         last_id=path[-1].id if path else None,
-        messages=[_as_sent(row) for row in visible],
+        messages=messages,
         runs=_runs(visible),
         strikes=_strikes(connection, conversation_seq),
-        answered=[row.request_seq is not None for row in visible],
+        answered=answered,
         num_bytes=sum(len(row.text) + len(row.body or b"") for row in visible),
     )
 
@@ -261,6 +262,7 @@ class _MessageRow:
     prompt_ids: bytes | None
     base_seq: int | None
     request_seq: int | None
+    imported: bool
 
     @property
     def size_bytes(self) -> int:
@@ -301,7 +303,7 @@ def _leaf(connection: sqlite3.Connection, conversation_seq: int, parent_id: str 
 def _path(connection: sqlite3.Connection, leaf_seq: int | None) -> list[_MessageRow]:
     """The messages from the top down to `leaf_seq`. Raises BadRequest where they are too much."""
     rows = connection.execute(
-        "SELECT seq, id, role, text, body, status, answer_ids, prompt_ids, base_seq, request_seq"  # noqa: S608  # a constant
+        "SELECT seq, id, role, text, body, status, answer_ids, prompt_ids, base_seq, request_seq, imported"  # noqa: S608  # a constant
         f" FROM messages WHERE seq IN ({_ANCESTORS}) ORDER BY seq",
         (leaf_seq, MAX_BRANCH_MESSAGES + 1),
     )
@@ -335,6 +337,22 @@ def _visible_to_model(path: Sequence[_MessageRow]) -> list[_MessageRow]:
         while visible and visible[-1].role in ("user", "tool"):
             visible.pop()
     return visible
+
+
+def _as_read(visible: Sequence[_MessageRow]) -> tuple[list[dict[str, Any]], list[bool | None]]:
+    """The messages for the model, and which are answers; an answer and those that continue it are one."""
+    messages: list[dict[str, Any]] = []
+    answered: list[bool | None] = []
+    for row in visible:
+        message = _as_sent(row)
+        last = messages[-1] if messages else {}
+        continues = row.request_seq is not None and last.get("role") == "assistant"
+        if continues and isinstance(last["content"], str) and isinstance(message["content"], str):
+            messages[-1] = last | message | {"content": last["content"] + message["content"]}
+            continue
+        messages.append(message)
+        answered.append(None if row.imported else row.request_seq is not None)
+    return messages, answered
 
 
 def _as_sent(row: _MessageRow) -> dict[str, Any]:

@@ -7,17 +7,22 @@ a one-row table says whether there are any, and is looked at every `POLL_S`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
 from app.core import Key, Secret
+from app.errors import StorageUnavailable
 from app.log import safe_traceback
 from app.store.database import Database
 from app.store.keys import ID_CHARS, all_keys, version
 
+T = TypeVar("T")
 POLL_S = 0.4
 _DECOY = (Secret(bytes(32), None),)
 """Compared with where there is nothing to compare with: it takes as long, and nothing hashes to it."""
@@ -84,6 +89,14 @@ class KeyTable:
             self._log.info("keys_changed", keys=len(keys))
         self._by_id = {key.id: key for key in keys}
         self._version = number
+
+    async def write(self, unit: Callable[[sqlite3.Connection], T]) -> T:
+        """Write a unit, and load: the next request is judged by it. Raises what the unit does."""
+        outcome = await self._database.write(unit)
+        # The change is stored, and a new key is shown only once: it must not fail on a later read.
+        with contextlib.suppress(StorageUnavailable):
+            await self.load()
+        return outcome
 
     async def watch(self) -> None:
         """Load what changes, as long as the task lives; while the store fails, the keys stay as they are."""

@@ -47,15 +47,19 @@ def digest_of(text: bytes) -> bytes:
 def create(c: sqlite3.Connection, terms: KeyTerms, at_us: int, owner: str | None = None) -> NewKey:
     """A new key; it owns what it makes, unless another owner is given."""
     key_id = f"tr-{secrets.token_hex(6)}"
-    key = Key(key_id, owner or key_id, terms, at_us)
+    text = _add_secret(c, insert(c, key_id, owner or key_id, terms, at_us), key_id, at_us)
+    return NewKey(find(c, key_id), text)
+
+
+def insert(c: sqlite3.Connection, key_id: str, owner: str, terms: KeyTerms, at_us: int) -> int:
+    """Insert a key without a secret; returns its row."""
     cursor = c.execute(
         f"INSERT INTO keys (id, owner, created_at_us, {_NAMES}) VALUES (?, ?, ?, {_PLACES})",  # noqa: S608  # same
-        (key.id, key.owner, at_us, *_columns(terms)),
+        (key_id, owner, at_us, *_columns(terms)),
     )
     assert cursor.lastrowid is not None
-    text = _add_secret(c, cursor.lastrowid, key_id, at_us)
     _changed(c)
-    return NewKey(find(c, key_id), text)
+    return cursor.lastrowid
 
 
 def create_first(
@@ -121,6 +125,24 @@ def rotate(c: sqlite3.Connection, key_id: str, at_us: int, overlap_us: int) -> N
     return NewKey(find(c, key_id), text)
 
 
+def add_session(c: sqlite3.Connection, key_id: str, at_us: int, ends_at_us: int, max_sessions: int) -> NewKey:
+    """Give a key one more secret, which ends by itself; of those that do, the newest ones stay.
+
+    Raises NotFound; Conflict when it is revoked.
+    """
+    _not_revoked(c, key_id)
+    (seq,) = c.execute("SELECT seq FROM keys WHERE id = ?", (key_id,)).fetchone()
+    text = _add_secret(c, seq, key_id, at_us, ends_at_us)
+    c.execute(
+        "DELETE FROM key_secrets WHERE key_seq = ?1 AND ends_at_us IS NOT NULL AND (ends_at_us <= ?2"
+        " OR seq NOT IN (SELECT seq FROM key_secrets WHERE key_seq = ?1 AND ends_at_us IS NOT NULL"
+        " ORDER BY seq DESC LIMIT ?3))",
+        (seq, at_us, max_sessions),
+    )
+    _changed(c)
+    return NewKey(find(c, key_id), text)
+
+
 def revoke(c: sqlite3.Connection, key_id: str, at_us: int) -> Key:
     """Revoke a key permanently; a revoked key keeps its time of revocation. Raises NotFound."""
     c.execute("UPDATE keys SET revoked_at_us = coalesce(revoked_at_us, ?) WHERE id = ?", (at_us, key_id))
@@ -143,11 +165,13 @@ def _not_revoked(c: sqlite3.Connection, key_id: str) -> Key:
     return key
 
 
-def _add_secret(c: sqlite3.Connection, key_seq: int, key_id: str, at_us: int) -> str:
+def _add_secret(
+    c: sqlite3.Connection, key_seq: int, key_id: str, at_us: int, ends_at_us: int | None = None
+) -> str:
     text = f"{key_id}-{secrets.token_hex(32)}"
     c.execute(
-        "INSERT INTO key_secrets (key_seq, digest, created_at_us) VALUES (?, ?, ?)",
-        (key_seq, digest_of(text.encode()), at_us),
+        "INSERT INTO key_secrets (key_seq, digest, created_at_us, ends_at_us) VALUES (?, ?, ?, ?)",
+        (key_seq, digest_of(text.encode()), at_us, ends_at_us),
     )
     return text
 

@@ -333,6 +333,8 @@ MIGRATIONS: Sequence[Migration] = (
         "ALTER TABLE keys ADD COLUMN resume TEXT NOT NULL DEFAULT 'asked'"
         " CHECK (resume IN ('asked', 'always'));",
     ),
+    # True for a message of an import, which no screen has read yet.
+    Migration("015_imports", "ALTER TABLE messages ADD COLUMN imported INTEGER NOT NULL DEFAULT 0;"),
 )
 
 

@@ -186,12 +186,24 @@ class StreamRegistry:
 
     # Finding one
 
+    def conversations_in_progress(self, owner: str) -> set[str | None]:
+        """The ids of an owner's conversations in which an answer is being generated."""
+        requests = (stream.request for stream in self._live.values())
+        return {request.conversation_id for request in requests if request.owner == owner}
+
     def find(self, request_id: str, owner: str) -> TokenStream | None:
         """The caller's stream of that id, if it is in memory."""
         stream = self._streams.get(request_id)
         if stream is None or stream.request.owner != owner or stream.refused or stream.suspended:
             return None
         return stream
+
+    def cancel_live(self, request_id: str, reason: str) -> bool:
+        """Cancel a stream of any owner. Returns whether one of that id is live."""
+        stream = self._live.get(request_id)
+        if stream is not None:
+            stream.cancel(reason)
+        return stream is not None
 
     def find_by_key(self, owner: str, key: IdempotencyKey) -> TokenStream | None:
         """The stream in memory that was made with this key; None if there is none.

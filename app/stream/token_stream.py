@@ -51,6 +51,8 @@ SUSPENDED = "suspended"
 """Reason to cancel: the server stops, and another process is to continue the stream."""
 DELETED = "deleted"
 """Reason to cancel: the answer was deleted, and its text must not be stored."""
+ADMIN = "admin"
+"""Reason to cancel: an admin has stopped it, as its owner might have."""
 STORAGE = "storage"
 """Reason to cancel: the store cannot be written any more."""
 

@@ -90,10 +90,12 @@ BODIES: Mapping[str, Schema] = {
     "ModerationRequest": schemas.moderation_request(),
     "TokenizeRequest": schemas.tokenize_request(),
     "DetokenizeRequest": schemas.detokenize_request(),
+    "ImportedConversation": schemas.imported_conversation(),
     "NewTitle": schemas.new_title(),
     "NewKey": schemas.new_key(),
     "ChangedKey": schemas.changed_key(),
     "Rotation": schemas.rotation(),
+    "SignIn": schemas.sign_in(),
 }
 
 _MODEL_INFO = Operation("The model, as SGLang's clients read it", errors=(404,))
@@ -133,6 +135,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/healthz"): Operation("Whether the process lives", "public"),
     **{("GET", path): _READY for path in HEALTH_PATHS},
     ("GET", "/version"): Operation("The version of this program", "public"),
+    ("GET", "/api/sign-in"): Operation("How people sign in here", "public", errors=(403,)),
+    ("POST", "/api/sign-in/oidc"): Operation(
+        "A key for a code of the OpenID Connect issuer", "public", "SignIn", errors=(403, 404, 429, 503)
+    ),
     ("GET", "/metrics"): Operation("Numbers for Prometheus", "admin", media=("text/plain",)),
     ("GET", "/api/models"): Operation("The models, with limits and prices"),
     ("GET", "/api/me"): Operation("Whom the server takes you for, and what your key may do"),
@@ -143,6 +149,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "Your system prompts in the prefix cache", query=("limit", "key", "text")
     ),
     ("GET", "/api/conversations"): Operation("List and search", query=("limit", "cursor", "q")),
+    ("POST", "/api/conversations"): Operation(
+        "Import a conversation", body="ImportedConversation", status=201
+    ),
     ("GET", _CONVERSATION): Operation("A conversation with all its messages"),
     ("PATCH", _CONVERSATION): Operation("Rename it", body="NewTitle"),
     ("DELETE", _CONVERSATION): Operation("Hide it until it is restored or purged"),
@@ -162,6 +171,19 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "admin",
         query=("limit", "cursor", "from", "to", *_SAFETY_FILTERS, "policy_hash"),
     ),
+    ("GET", "/api/admin/safety/report"): Operation(
+        "What policies make of the server's own traffic",
+        "admin",
+        query=("period", "from", "to"),
+        errors=(409,),
+    ),
+    ("GET", "/api/admin/live"): Operation("The load now, and of the last minutes", "admin"),
+    ("GET", "/api/admin/requests"): Operation(
+        "The live requests of all owners, and those that ended lately",
+        "admin",
+        query=("limit", "owner", "key"),
+    ),
+    ("POST", "/api/admin/requests/{id}/cancel"): Operation("Stop a live request of any owner", "admin"),
     ("POST", "/api/admin/safety/reload"): Operation("Take the policy file as it is", "admin", errors=(409,)),
     ("GET", "/api/admin/prefixes"): Operation(
         "The system prompts of all owners", "admin", query=("limit", "owner", "key", "text")

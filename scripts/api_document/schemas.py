@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from app.api.routes.conversations import TITLE
-from app.api.schema import completions, key_terms, moderations, tokens
+from app.api.routes.sign_in import FIELDS as SIGN_IN_FIELDS
+from app.api.schema import completions, imported, key_terms, moderations, tokens
 from app.api.schema.aliases import FORMS
 from app.api.schema.fields import Field
 from app.api.schema.formats import FORMATS
@@ -19,6 +19,7 @@ from app.api.schema.tools import TOOL as TOOL_FIELD
 from app.core import DEGRADING, GRAMMARS, RESUMING, SAFETY_LEVELS, SCOPES, TIERS
 from app.errors import CODES
 from app.safety.moderation import MODELS as MODERATION_MODELS
+from app.store.conversations import MAX_BRANCH_MESSAGES
 
 Schema = dict[str, Any]
 
@@ -223,6 +224,11 @@ def rotation() -> Schema:
     return schema
 
 
+def sign_in() -> Schema:
+    """The body that exchanges an issuer's code for a key."""
+    return of_fields(SIGN_IN_FIELDS, SIGN_IN_FIELDS)
+
+
 def moderation_request() -> Schema:
     """The body of a moderation request."""
     text: Schema = {"type": "string", "maxLength": moderations.MAX_CHARS}
@@ -269,7 +275,20 @@ def detokenize_request() -> Schema:
 
 def new_title() -> Schema:
     """The body that renames a conversation."""
-    return strict_object({"title": of_field(TITLE) | {"pattern": r"\S"}}, ["title"])
+    return strict_object({"title": of_field(imported.TITLE) | {"pattern": r"\S"}}, ["title"])
+
+
+def imported_conversation() -> Schema:
+    """The body that imports a conversation: an export of this server, or less."""
+    own = of_fields(imported.MESSAGE)["properties"]
+    own["parent_id"]["description"] = "The `id` of an earlier message; null at the top. Else the one before."
+    schema = of_fields(imported.IMPORT, ["messages"])
+    schema["properties"]["messages"] |= {
+        "minItems": 1,
+        "maxItems": MAX_BRANCH_MESSAGES,
+        "items": {**MESSAGE, "properties": {**MESSAGE["properties"], **own}},
+    }
+    return schema
 
 
 def error(status: int) -> Schema:

@@ -56,17 +56,26 @@ def newest_python() -> Path:
 
 
 def node_driver() -> list[str]:
-    """The command that runs the Node SDK's driver. Raises Offline, RuntimeError, FileNotFoundError."""
+    """The command that runs the Node SDK's driver. Raises as `node_command`."""
+    return node_command(NODE_DIRECTORY / "driver.mjs")
+
+
+def node_command(script: Path) -> list[str]:
+    """The command that runs a script with the packages of the lock file beside it.
+
+    Raises Offline, RuntimeError, FileNotFoundError.
+    """
+    directory = script.parent
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         raise FileNotFoundError("node and npm")
-    wanted = hashlib.sha256((NODE_DIRECTORY / "package-lock.json").read_bytes()).hexdigest()
-    stamp = NODE_DIRECTORY / "node_modules/.made"
-    with _locked("openai-node"):
+    wanted = hashlib.sha256((directory / "package-lock.json").read_bytes()).hexdigest()
+    stamp = directory / "node_modules/.made"
+    with _locked(f"openai-node-{directory.name}"):
         if not stamp.exists() or stamp.read_text() != wanted:
-            _run([npm, "ci", "--no-audit", "--no-fund", "--prefix", str(NODE_DIRECTORY)])
+            _run([npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(directory)])
             stamp.write_text(wanted)
-    return [node, str(NODE_DIRECTORY / "driver.mjs")]
+    return [node, str(script)]
 
 
 def _younger_than(stamp: Path, age_s: float) -> bool:

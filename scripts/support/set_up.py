@@ -37,6 +37,12 @@ VENV_GB = {"cpu": 2.7, "cpu, torch with CUDA": 6.0, "gpu": 10.0, "image": 1.0}
 WHEELS_GB = {"cpu": 0.7, "cpu, torch with CUDA": 3.0, "gpu": 4.1, "image": 0.5}
 HEARTBEAT_S = 5.0
 NOT_COMPILED = r"/(tests?|multimodal_gen|sglang/test|site-packages/pip)/"
+# What tests run beside Python, and Debian's package with it.
+PROGRAMS = {"chromium": "chromium", "nginx": "nginx-light", "caddy": "caddy", "promtool": "prometheus"}
+APT = ["apt-get", "-qq", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]
+APT_AGAIN_S = 24 * 3600
+SYSTEM_PROGRAMS = ("/usr/sbin", "/usr/local/sbin")
+SYSTEMD = Path("/run/systemd/system")
 HINTS = {
     "No space left on device": "the disk is full",
     "NewConnectionError": "the package index cannot be reached: is the network up?",
@@ -60,14 +66,15 @@ def main() -> int:
     # An image's own packages are left as they are; elsewhere every version is given.
     lock = None if options.system_site_packages or is_image() else ROOT / "requirements" / LOCKS[profile]
     wanted = fingerprint([*files, *([lock] if lock else [])])
-    if is_current(wanted):
-        return 0
     try:
-        check_python(sys.version_info[:2])
-        with turn():
-            if not is_current(wanted):
-                install(profile, files, lock)
-                STAMP.write_text("\n".join([*wanted, ""]))
+        if not is_current(wanted):
+            check_python(sys.version_info[:2])
+            with turn():
+                if not is_current(wanted):
+                    install(profile, files, lock)
+                    STAMP.write_text("\n".join([*wanted, ""]))
+        if options.dev:
+            add_programs()
     except SetupError as error:
         print(f"tokenring: set-up failed: {error}", file=sys.stderr)
         return 1
@@ -160,6 +167,62 @@ def install(profile: str, files: list[Path], lock: Path | None) -> None:
     pip("install", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT), say=say)
     compile_all(say)
     say("installed")
+
+
+def add_programs() -> None:
+    """Install the programs that tests need and the machine lacks; say in one line which are missing still."""
+    missing = missing_programs()
+    if not missing:
+        return
+    problem = why_not_apt()
+    if problem is None:
+        with turn():
+            problem = apt_install([PROGRAMS[name] for name in missing])
+        missing = missing_programs()
+    if missing:
+        packages = " ".join(PROGRAMS[name] for name in missing)
+        print(
+            f"tokenring: without {', '.join(missing)}, whose tests are skipped ({problem});"
+            f" on Debian: apt-get install --no-install-recommends {packages}",
+            file=sys.stderr,
+        )
+
+
+def missing_programs() -> list[str]:
+    """The programs of PROGRAMS that are not on this machine."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), *SYSTEM_PROGRAMS])
+    return [name for name in PROGRAMS if shutil.which(name, path=path) is None]
+
+
+def why_not_apt() -> str | None:
+    """The reason for which nothing is installed by apt here; None where it is."""
+    if shutil.which("apt-get") is None:
+        return "there is no apt-get"
+    if os.geteuid() != 0:
+        return "only root can install them"
+    if SYSTEMD.exists():
+        return "their packages would start services on this machine"
+    attempt = VENV / "tokenring-apt"
+    if attempt.exists() and time.time() - attempt.stat().st_mtime < APT_AGAIN_S:
+        return "apt-get failed today; remove .venv/tokenring-apt to try again"
+    return None
+
+
+def apt_install(packages: list[str]) -> str:
+    """Install Debian's packages, one by one; returns what went wrong with the last that failed."""
+
+    def say(text: str) -> None:
+        print(f"tokenring: apt-get: {text}", file=sys.stderr, flush=True)
+
+    problem = ""
+    say(f"installing {', '.join(packages)}, for tests")
+    for arguments in (["update"], *(["install", "-y", "--no-install-recommends", name] for name in packages)):
+        try:
+            run(["env", "DEBIAN_FRONTEND=noninteractive", *APT, *arguments], say)
+        except SetupError as error:
+            problem = f"apt-get {arguments[0]} failed: {str(error).splitlines()[0]}"
+            (VENV / "tokenring-apt").touch()
+    return problem
 
 
 def make_venv(say: Callable[[str], None], options: Sequence[str] = ()) -> None:

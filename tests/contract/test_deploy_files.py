@@ -164,7 +164,7 @@ def test_containers_have_what_a_gpu_needs_wherever_they_are_described() -> None:
     assert (service["ipc"], service["init"], service["cap_add"]) == ("host", True, ["SYS_NICE"])
     assert service["ulimits"] == {"memlock": -1, "nofile": 65536}
     assert "/models:ro" in docker_run("docs/deploy.md")
-    for service in compose().values():
+    for service in (compose()[name] for name in ("tokenring", "laptop")):
         assert {"HF_TOKEN", "HF_HUB_OFFLINE"} <= set(service["environment"])
         assert any(volume.endswith(":/models:ro") for volume in service["volumes"])
         assert service["ulimits"]["nofile"] == 65536
@@ -213,9 +213,77 @@ def test_systemd_knows_every_line_of_the_units(name: str, tmp_path: Path) -> Non
 
 def test_prometheus_asks_with_a_key() -> None:
     """The scrape has the key file that docs/deploy.md makes."""
-    read = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text("utf-8"))
-    file = read["scrape_configs"][0]["authorization"]["credentials_file"]
-    assert f"/dev/stdin {file} " in (ROOT / "docs/deploy.md").read_text("utf-8")
+    assert f"/dev/stdin {credentials('prometheus.yml')} " in (ROOT / "docs/deploy.md").read_text("utf-8")
+
+
+def credentials(name: str) -> str:
+    """The key file of a configuration of Prometheus."""
+    read = yaml.safe_load((ROOT / "deploy/prometheus" / name).read_text("utf-8"))
+    return str(read["scrape_configs"][0]["authorization"]["credentials_file"])
+
+
+def test_prometheus_reads_its_configurations() -> None:
+    """promtool knows every line of both, and finds the alerts beside them."""
+    if not (promtool := shutil.which("promtool")):
+        pytest.skip("this machine has no promtool (apt install prometheus)")
+    for name in ("prometheus.yml", "compose.yml"):
+        command = [promtool, "check", "config", "--syntax-only", ROOT / "deploy/prometheus" / name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+MONITORING = ("prometheus", "grafana")
+
+
+def test_monitoring_is_a_profile_with_pinned_images() -> None:
+    """Prometheus and Grafana run where they are asked for, in exact versions, for this machine alone."""
+    for name in MONITORING:
+        service = compose()[name]
+        assert service["profiles"] == ["monitoring"]
+        assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+", service["image"])
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+
+
+def test_monitoring_has_no_password_of_its_own() -> None:
+    """Key and password come from variables, as secrets; a server alone starts without either."""
+    whole = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text("utf-8"))
+    assert whole["secrets"] == {
+        "tokenring_key": {"environment": "TOKENRING_API_KEY"},
+        "grafana_password": {"environment": "GRAFANA_PASSWORD"},
+    }
+    [secret] = whole["services"]["prometheus"]["secrets"]
+    assert credentials("compose.yml") == f"/run/secrets/{secret}"
+    grafana = whole["services"]["grafana"]
+    [secret] = grafana["secrets"]
+    assert grafana["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"] == f"/run/secrets/{secret}"
+    assert f"test -s /run/secrets/{secret} &&" in grafana["entrypoint"][-1]
+    # `:?` would refuse `docker compose up` without the profile too.
+    assert ":?" not in (ROOT / "deploy/compose.yaml").read_text("utf-8")
+
+
+def test_what_monitoring_mounts_is_there() -> None:
+    """Each file and folder exists; Grafana is shown its source and the dashboard where they are mounted."""
+    mounts = dict(
+        volume.removesuffix(":ro").split(":", 1)
+        for name in MONITORING
+        for volume in compose()[name]["volumes"]
+        if volume.startswith(".")
+    )
+    for source in mounts:
+        assert (ROOT / "deploy" / source).exists(), source
+    grafana = ROOT / "deploy/grafana/provisioning"
+    [source] = yaml.safe_load((grafana / "datasources/prometheus.yml").read_text("utf-8"))["datasources"]
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    [provider] = yaml.safe_load((grafana / "dashboards/tokenring.yml").read_text("utf-8"))["providers"]
+    assert provider["options"]["path"] == mounts["./grafana/dashboards"]
+    assert {"tokenring", "laptop"} == set(scraped("compose.yml")) & set(compose())
+
+
+def scraped(name: str) -> list[str]:
+    """The hosts that a configuration of Prometheus looks up."""
+    read = yaml.safe_load((ROOT / "deploy/prometheus" / name).read_text("utf-8"))
+    names: list[str] = read["scrape_configs"][0]["dns_sd_configs"][0]["names"]
+    return names
 
 
 @pytest.mark.parametrize(
@@ -265,3 +333,16 @@ def test_the_health_check_asks_the_server(server: int) -> None:
         )
         assert done.returncode == status
         assert said in done.stderr
+
+
+def test_caddy_in_compose_has_the_caddyfile_and_reaches_the_server():
+    """The file beside compose.yaml names its service, at the port of the image, and a file that is there."""
+    file = yaml.safe_load((ROOT / "deploy/compose.caddy.yaml").read_text("utf-8"))
+    caddy = file["services"]["caddy"]
+    service, _, number = caddy["environment"]["UPSTREAM"].partition(":")
+    assert service in compose()
+    assert number == image_environ("gpu")["TOKENRING_PORT"]
+    mounted = caddy["volumes"][0].split(":")[0]
+    text = (ROOT / "deploy" / mounted).read_text("utf-8")
+    assert all(name in text for name in ("{$SITE:", "{$UPSTREAM:"))
+    assert "TOKENRING_TRUSTED_PROXIES" in file["services"][service]["environment"]

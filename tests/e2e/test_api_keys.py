@@ -26,7 +26,10 @@ from tests.support.sse_client import Connection, Response, fetch, until
 CANARY = "canary-51d0"
 ADMIN_KEYS = "/api/admin/keys"
 TEXT = re.compile(r"tr-[0-9a-f]{12}-[0-9a-f]{64}")
-PUBLIC = {"/healthz", "/readyz", "/health", "/health_generate", "/ping", "/version", "/openapi.json"}
+PUBLIC = {"/healthz", "/readyz", "/health", "/health_generate", "/ping", "/version", "/openapi.json"} | {
+    "/api/sign-in",
+    "/api/sign-in/oidc",
+}
 """Routes that want no key. Every other one must refuse a wrong one."""
 BODIES = {
     "/tokenize": {"prompt": "hello"},

@@ -53,7 +53,7 @@ async def test_conversation_is_listed_and_shown(serve: Serve):
     assert entry["total_tokens"] == first["usage"]["total_tokens"] + second["usage"]["total_tokens"]
     shown = await got(served, f"/{entry['id']}")
     messages = shown.pop("messages")
-    assert shown == entry
+    assert {**shown, "in_progress": False} == entry
     assert [(m["role"], m["content"]) for m in messages] == [
         ("user", "What is a ring?"),
         ("assistant", TEXT),
@@ -209,6 +209,8 @@ async def test_answer_in_progress_shows_what_it_has_said(serve: Serve):
     assert "".join(scripted_text(0, 0, 10_000)).startswith(answer["content"])
     assert answer["content"]
     assert answer["request_id"] == stream.head.headers["x-request-id"]
+    [entry] = (await got(served, ""))["data"]
+    assert entry["in_progress"] is True
 
 
 async def test_another_owner_s_conversation_is_not_found(serve: Serve):

@@ -65,7 +65,7 @@ async def test_every_documented_metric_is_there(serve: Serve):
     types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     assert types == {metric.name: metric.kind for metric in METRICS}
     assert {line.split("{")[0].split()[0] for line in text.splitlines() if line[0] != "#"} >= {
-        metric.name for metric in METRICS if metric.kind == "gauge"
+        metric.name for metric in METRICS if metric.kind == "gauge" and metric.labels != ("gpu",)
     }
 
 
@@ -99,9 +99,10 @@ async def test_a_request_is_counted_as_it_was_billed(serve: Serve):
     assert of_model(samples, "reasoning_tokens_total") == 4
     billed = (await served.call("GET", "/api/usage")).json()
     assert of_model(samples, "cost_micro_usd_total") == billed["cost_micro_usd"] > 0
-    for name in ("queue", "time_to_first_token", "time_per_output_token", "request_duration"):
+    for name in ("queue", "time_per_output_token", "request_duration"):
         assert of_model(samples, f"{name}_seconds_count") == 1
         assert samples[f"tokenring_{name}_seconds_bucket", ("scripted", "+Inf")] == 1
+    assert samples["tokenring_time_to_first_token_seconds_count", ("scripted", "miss")] == 1
 
 
 async def test_latencies_are_seconds(serve: Serve):
@@ -110,7 +111,49 @@ async def test_latencies_are_seconds(serve: Serve):
     await served.post(chat())
     samples = await scrape(served)
     buckets = "tokenring_time_to_first_token_seconds_bucket"
-    assert (samples[buckets, ("scripted", "0.1")], samples[buckets, ("scripted", "5.0")]) == (0, 1)
+    within = [samples[buckets, ("scripted", bound, "miss")] for bound in ("0.1", "5.0")]
+    assert within == [0, 1]
+
+
+async def test_first_tokens_are_split_by_the_prefix_cache(serve: Serve):
+    """A prompt that comes again is a hit, as most of it is cached; the first time it is a miss."""
+    served = await serve(Script(tokens=2))
+    for _ in range(3):
+        await served.post(chat("a prompt of many words " * 20))
+    samples = await scrape(served)
+    name = "tokenring_time_to_first_token_seconds_count"
+    assert (samples[name, ("scripted", "miss")], samples[name, ("scripted", "hit")]) == (1, 2)
+
+
+async def test_tokens_are_counted_while_an_answer_grows(serve: Serve):
+    """Computed prompt tokens with the first token, generated ones in steps; at the end all but the first."""
+    served = await serve(Script(rate=200, tokens=100))
+    async with await served.open(chat()) as stream:
+        await stream.read_events(60)
+        grown = await scrape(served)
+        assert of_model(grown, "decode_tokens_total") >= 32
+        assert of_model(grown, "prefill_tokens_total") > 0
+        await stream.to_end()
+    samples = await scrape(served)
+    assert of_model(samples, "decode_tokens_total") == 99
+    assert of_model(samples, "prefill_tokens_total") == of_model(samples, "prompt_tokens_total")
+
+
+async def test_inter_token_latency_is_that_of_the_engine(serve: Serve):
+    """Of an answer at 100 tokens a second most gaps are between 5 and 50 ms, and each step counts whole."""
+    served = await serve(Script(rate=100, tokens=98))
+    await served.post(chat())
+    samples = await scrape(served)
+    bucket = "tokenring_inter_token_latency_seconds_bucket"
+    assert samples[bucket, ("scripted", "0.005")] == 0
+    assert of_model(samples, "inter_token_latency_seconds_count") in (96, 128)
+
+
+async def test_the_price_of_the_gpus_is_there(serve: Serve):
+    """The setting, from which the cost of a million tokens is made; and room on the disk."""
+    samples = await scrape(await serve(gpu_hour_usd=2.5))
+    assert samples["tokenring_gpu_hour_usd", ()] == 2.5
+    assert samples["tokenring_store_disk_free_bytes", ()] > 0
 
 
 async def test_the_event_loop(serve: Serve):

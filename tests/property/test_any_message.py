@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.api.schema.chat_request import parse_chat_request
 from app.api.schema.messages import SERVERS_OWN
 from app.errors import BadRequest
-from app.journal.history import _message
+from app.journal.history import stored_message
 from app.store.conversations import NewMessage
 from tests.support.conversing import Chats
 
@@ -87,7 +87,7 @@ def parsed(sent: Any) -> dict[str, Any]:
 
 def check_stored(normalized: dict[str, Any]) -> None:
     """Raises unless a message is stored and shown with known keys, and can be sent again as it is shown."""
-    stored = _message(normalized)
+    stored = stored_message(normalized)
     chats = Chats()
     chats.begin("conv_1", NewMessage("msg_mine", stored.role, stored.text, stored.body))
     check_shown(chats.view()["messages"][0], "msg_mine")

@@ -22,6 +22,7 @@ from app.admission.ticket import Ticket
 from app.admission.tuning import AdmissionTuning
 from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, Key, KeyTerms, ModelCard, Prompt, Tier
 from app.errors import ServingError
+from app.metering.traffic import ITL_S, Histogram
 from app.settings import Settings
 
 TUNING = AdmissionTuning()
@@ -224,6 +225,7 @@ class Node:
             profile or ThroughputProfile(None, TUNING),
             tuning,
             count_prompt=count_prompt,
+            itl=Histogram(ITL_S),
             clock_s=self.loop.time,
             chance=self.rng.random,
         )

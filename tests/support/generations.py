@@ -25,6 +25,7 @@ from app.metering.budgets import Allowance
 from app.metering.limits import UNLIMITED, Lease
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
+from app.pipeline.live import LiveRequests
 from app.pipeline.serve import Pipeline
 from app.prefix_report.report import PrefixReport
 from app.resume.continue_answer import ContinuedAnswer
@@ -431,6 +432,7 @@ async def generations(
         traffic=traffic,
         session_of=session_of or (lambda _request, _key: made),
         prefixes=PrefixReport(log),
+        live=LiveRequests(),
         log=log,
     )
     try:

@@ -129,7 +129,8 @@ class SpeakingEngine(ScriptedEngine):
         super().abort(rid)
 
     def _deltas(self, answer: Any, choice: int) -> Iterator[Delta]:
-        pieces = self._speech(answer.request, choice)[: answer.max_tokens]
+        speech = self._speech(answer.request, choice)
+        pieces = speech[: answer.max_tokens]
         reasoning = 0
         counts = Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0)
         for index, piece in enumerate(pieces, start=1):
@@ -139,7 +140,7 @@ class SpeakingEngine(ScriptedEngine):
             yield Delta(
                 choice, channel, piece.text, (index,), counts, logprobs=piece.logprobs, tool=piece.tool
             )
-        yield Delta(choice, "text", "", (), counts, "stop")
+        yield Delta(choice, "text", "", (), counts, "length" if len(pieces) < len(speech) else "stop")
 
 
 def speaking(speech: Speech | str) -> Callable[..., SpeakingEngine]:

@@ -1,4 +1,4 @@
-"""Access: callers and their rights, by stored keys, the setting `api_key`, or from this machine."""
+"""Access: callers and their rights, by stored keys, the setting `api_key`, a proxy, or from this machine."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Collection
+from typing import cast
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from app.api.http.cors import ANY, parse_origins
+from app.api.http.proxies import user_of
+from app.core import Key, KeyTerms, Tier
 from app.errors import EngineNotReady, Forbidden, ServingError, Unauthorized
 from app.intake.caller import LOCAL, Caller
-from app.intake.scope import KEY_ID, LIMITED_KEY, OWNER
+from app.intake.scope import KEY_ID, LIMITED_KEY, OWNER, PROXY_USER
 from app.metering.reads import Reads
-from app.store.key_table import KeyTable
+from app.settings import Settings
+from app.store.key_table import KeyTable, now_us
 from app.store.keys import ID_CHARS, digest_of
+from app.store.people import Person, check_key, enrol, person_of
 
 CheckedHandler = Callable[[Request], Awaitable[ASGIApp]]
 Handler = Callable[[Request, Caller], Awaitable[ASGIApp]]
@@ -50,17 +55,28 @@ class Gatekeeper:
     Origin and Sec-Fetch-Site (another origin, on this machine too); proxies by their headers.
     """
 
-    def __init__(self, keys: KeyTable, api_key: str, host: str, cors_origins: str = "") -> None:
-        """`host` is what the server listens on; see app.api.http.cors for `cors_origins`."""
-        self._origins = parse_origins(cors_origins)
+    def __init__(self, keys: KeyTable, settings: Settings) -> None:
+        self._origins = parse_origins(settings.cors_origins)
         self._keys = keys
+        api_key = settings.api_key
         self._api_key = digest_of(api_key.encode()) if api_key else None
-        self._may_be_keyless = not api_key and is_loopback(host)
+        self._may_be_keyless = not api_key and not settings.people_sign_in and is_loopback(settings.host)
+        self._terms_of_person = terms_of_person(settings)
 
     @property
     def keyless(self) -> bool:
         """True while requests of this machine need no key."""
         return self._may_be_keyless and self._keys.loaded and self._keys.empty
+
+    async def enrol(self, request: Request) -> None:
+        """Give the person whom a proxy names a key, if this is the first request of theirs.
+
+        Raises as `caller`.
+        """
+        person = person_at_proxy(request)
+        if person is not None and self._keys.get(person.key_id) is None:
+            self._check_loaded()
+            await self._keys.write(lambda c: enrol(c, person, self._terms_of_person, now_us()))
 
     def admin(self, request: Request) -> Caller:
         """The caller, who has an admin key. Raises Forbidden for the others, and as `caller` does."""
@@ -89,6 +105,11 @@ class Gatekeeper:
             return LOCAL
         if self._may_be_keyless:
             self._check_loaded()
+        person = person_at_proxy(request)
+        if person is not None:
+            enrolled = self._keys.get(person.key_id)
+            if enrolled is not None:
+                return _caller_of(check_key(enrolled, person, now_us()), request)
         key = _bearer(request.headers.get("authorization", ""))
         digest = digest_of(key.encode("latin-1"))
         if self._api_key is not None and hmac.compare_digest(digest, self._api_key):
@@ -100,9 +121,7 @@ class Gatekeeper:
             request.scope[KEY_ID] = None if named is None else named.id
             # One message for all, so that no client learns which keys exist or existed.
             raise Unauthorized("The API key is not valid: unknown, expired, or revoked.")
-        if stored.terms.rpm is not None or stored.terms.tpm is not None:
-            request.scope[LIMITED_KEY] = stored
-        return Caller(stored.owner, stored.terms.scope == "admin", stored)
+        return _caller_of(stored, request)
 
     def _check_loaded(self) -> None:
         if not self._keys.loaded:
@@ -130,6 +149,8 @@ class Access:
         """
 
         async def handle(request: Request) -> ASGIApp:
+            if PROXY_USER in request.scope:
+                await self._gatekeeper.enrol(request)
             caller = self._gatekeeper.admin(request) if admin else self._gatekeeper.caller(request)
             if paced or alone:
                 self._reads.charge(caller.owner, caller.key)
@@ -137,6 +158,53 @@ class Access:
                 return await handler(request, caller)
 
         return handle
+
+
+def terms_of_person(settings: Settings) -> KeyTerms:
+    """The terms of a person who signs in first."""
+    return KeyTerms(
+        "",
+        tier=cast("Tier", settings.sign_in_tier),
+        rpm=settings.sign_in_rpm or None,
+        tpm=settings.sign_in_tpm or None,
+        budget_micro_usd=round(settings.sign_in_budget_usd * 1_000_000) or None,
+    )
+
+
+def person_at_proxy(request: Request) -> Person | None:
+    """The person whom a trusted proxy names; None without, or where the request has an API key.
+
+    The browser proves itself to the proxy by a cookie, which it also sends with what pages of other origins
+    make it do. So such requests are refused. Raises Forbidden, BadRequest.
+    """
+    users = request.scope.get(PROXY_USER)
+    if users is None or request.headers.get("authorization", "")[:7].lower() == "bearer ":
+        return None
+    check_same_origin(request)
+    user = user_of(users)
+    return person_of("proxy", user, user)
+
+
+def check_same_origin(request: Request) -> None:
+    """Raise Forbidden for a request of another origin's page.
+
+    What changes something must have a header by which a browser says where it comes from.
+    """
+    sites = request.headers.getlist("sec-fetch-site")
+    origins, host = request.headers.getlist("origin"), request.headers.get("host", "").lower()
+    # Browsers send Sec-Fetch-Site with TLS and on this machine; it holds where a proxy has changed the Host.
+    values, own = (sites, _OWN_PAGES) if sites else (origins, {f"http://{host}", f"https://{host}"})
+    if not own.issuperset(values) or not (sites or origins or request.method in ("GET", "HEAD")):
+        raise Forbidden(
+            "A person who signed in at a proxy may send this from this server's own pages only;"
+            " programs send an API key as `Authorization: Bearer KEY`."
+        )
+
+
+def _caller_of(key: Key, request: Request) -> Caller:
+    if key.terms.rpm is not None or key.terms.tpm is not None:
+        request.scope[LIMITED_KEY] = key
+    return Caller(key.owner, key.terms.scope == "admin", key)
 
 
 def _bearer(header: str) -> str:

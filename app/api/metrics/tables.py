@@ -7,6 +7,7 @@ the table's own; the lines below it are the meaning. An attribute with labels is
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
@@ -72,6 +73,8 @@ def _process(runtime: Runtime) -> SimpleNamespace:
     path = runtime.database.path
     return SimpleNamespace(
         file_bytes=_size_bytes(path),
+        disk_free_bytes=shutil.disk_usage(path.parent).free if path.exists() else 0,
+        gpu_hour_usd=runtime.settings.gpu_hour_usd,
         wal_bytes=_size_bytes(path.with_name(path.name + "-wal")),
         num_suspended=len(runtime.suspensions),
         responses=runtime.responses.by_route(),
@@ -190,6 +193,8 @@ TABLES = (
             Size of the database file, without its write-ahead log.
         gauge tokenring_store_wal_bytes | bytes | wal_bytes
             Size of the write-ahead log; it grows while a reader holds a long transaction.
+        gauge tokenring_store_disk_free_bytes | bytes | disk_free_bytes
+            Room left on the database's disk.
         gauge tokenring_suspended_streams | streams | num_suspended
             Streams that the previous process has suspended, and that no client has resumed yet.
         counter tokenring_event_loop_cpu_seconds_total | seconds | loop_cpu_s
@@ -198,6 +203,21 @@ TABLES = (
         counter tokenring_http_responses_total | responses | responses | route status
             HTTP responses by route and status, refusals and wrong keys too. `route` is a template such
             as `/v1/models/{id:path}`, and `none` where no route was met.
+        gauge tokenring_gpu_hour_usd | dollars | gpu_hour_usd
+            The setting of that name.
+        """,
+    ),
+    _table(
+        lambda runtime: {"": runtime.gpus},
+        """
+        gauge tokenring_gpu_utilization | 0 to 1 | utilization | gpu
+            Share of time in which a kernel ran, from nvidia-smi.
+        gauge tokenring_gpu_used_bytes | bytes | used_bytes | gpu
+            Memory in use.
+        gauge tokenring_gpu_memory_bytes | bytes | total_bytes | gpu
+            Its memory.
+        gauge tokenring_gpu_power_watts | watts | power_w | gpu
+            Its power.
         """,
     ),
     _table(
@@ -239,8 +259,9 @@ TABLES = (
             Cost of settled requests, at the prices stored with them.
         histogram tokenring_queue_seconds | seconds | queue
             From a request's arrival to its admission: rendering, and waiting.
-        histogram tokenring_time_to_first_token_seconds | seconds | ttft
-            From a request's arrival to its first token.
+        histogram tokenring_time_to_first_token_seconds | seconds | ttft | prefix
+            From a request's arrival to its first token; `hit` where half of the prompt was cached, else
+            `miss`.
         histogram tokenring_time_per_output_token_seconds | seconds | tpot
             Time from the first token to the last, divided by the number of tokens less one; of the
             longest choice.
@@ -286,6 +307,13 @@ TABLES = (
         gauge tokenring_admission_key_window | choices | scheduler.key_window.shown
             Choices that may run at the same time before a key with more than its share must wait
             (`key_slowdown`); 0 is no bound.
+        histogram tokenring_inter_token_latency_seconds | seconds | itl
+            Time between two tokens: of each 32, later of each eighth of an answer, a random one counts
+            for all.
+        counter tokenring_prefill_tokens_total | tokens | prefill_tokens
+            Computed prompt tokens, without cached ones; counted with first tokens.
+        counter tokenring_decode_tokens_total | tokens | decode_tokens
+            Generated tokens after first ones; counted every 32 of an answer.
         counter tokenring_admission_admitted_total | requests | admitted | tier
             Admitted requests, whether they had waited or not.
         counter tokenring_admission_let_in_total | requests | admitted | tier
@@ -304,7 +332,7 @@ TABLES = (
         lambda runtime: by_model(runtime, lambda backend: backend.engine.load()),
         """
         gauge tokenring_engine_running_requests | requests | num_running_reqs
-            Requests that the engine is running.
+            Choices that the engine is running: the size of its batch.
         gauge tokenring_engine_queued_requests | requests | num_queue_reqs
             Requests in the engine's own queue.
         gauge tokenring_engine_used_tokens | tokens | used_tokens

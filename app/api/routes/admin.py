@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from sqlite3 import Connection
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.openai.listing import check_names, json_response
 from app.api.schema.key_terms import as_json, issued_as_json, read_new, read_overlap_us, read_terms
-from app.errors import StorageUnavailable
 from app.intake.bodies import BodyReader
 from app.intake.caller import Caller
 from app.metering.abuse import AbuseWatch, Flag
@@ -20,7 +16,6 @@ from app.store import keys
 from app.store.database import Database
 from app.store.key_table import KeyTable, now_us
 
-T = TypeVar("T")
 _MICRO = 1_000_000
 
 
@@ -42,34 +37,26 @@ class AdminKeyRoutes:
         """POST: a new key; its text is in this answer and in no other."""
         at_us = now_us()
         terms, owner = read_new(await self._body(request, caller.owner), at_us)
-        issued = await self._write(lambda c: keys.create(c, terms, at_us, owner))
+        issued = await self._table.write(lambda c: keys.create(c, terms, at_us, owner))
         return _answer(issued_as_json(issued, at_us), status=201)
 
     async def change(self, request: Request, caller: Caller) -> Response:
         """PATCH {id}: other terms; null takes a limit away."""
         at_us, key_id = now_us(), request.path_params["id"]
         terms = read_terms(await self._body(request, caller.owner), at_us)
-        return _answer(as_json(await self._write(lambda c: keys.change(c, key_id, terms)), at_us))
+        return _answer(as_json(await self._table.write(lambda c: keys.change(c, key_id, terms)), at_us))
 
     async def revoke(self, request: Request, _caller: Caller) -> Response:
         """DELETE {id}: revoke the key permanently."""
         at_us, key_id = now_us(), request.path_params["id"]
-        return _answer(as_json(await self._write(lambda c: keys.revoke(c, key_id, at_us)), at_us))
+        return _answer(as_json(await self._table.write(lambda c: keys.revoke(c, key_id, at_us)), at_us))
 
     async def rotate(self, request: Request, caller: Caller) -> Response:
         """POST {id}/rotate: a new secret; the old ones stay valid for `overlap_s`."""
         at_us, key_id = now_us(), request.path_params["id"]
         overlap_us = read_overlap_us(await self._body(request, caller.owner, may_be_empty=True))
-        issued = await self._write(lambda c: keys.rotate(c, key_id, at_us, overlap_us))
+        issued = await self._table.write(lambda c: keys.rotate(c, key_id, at_us, overlap_us))
         return _answer(issued_as_json(issued, at_us))
-
-    async def _write(self, unit: Callable[[Connection], T]) -> T:
-        """Write a unit, and reload the key table: the next request is judged by it."""
-        outcome = await self._database.write(unit)
-        # The change is stored, and a new key is shown only once: it must not fail on a later read.
-        with contextlib.suppress(StorageUnavailable):
-            await self._table.load()
-        return outcome
 
     async def _body(self, request: Request, owner: str, *, may_be_empty: bool = False) -> dict[str, Any]:
         body = await self._bodies.read(request, owner)

@@ -1,4 +1,4 @@
-"""The conversation routes: list and search, look at, rename, delete, restore, take away."""
+"""The conversation routes: list and search, look at, rename, delete, restore, take away, bring in."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from app.api.openai.listing import check_names, json_response, limit_of, page_of
-from app.api.schema.fields import Field, check_size, missing, read
+from app.api.schema.fields import check_size, missing, read
+from app.api.schema.imported import TITLE, parse_import
 from app.errors import BadRequest, StorageUnavailable, unknown_parameter
 from app.intake.bodies import BodyReader
 from app.intake.caller import Caller
 from app.runtime import Runtime
-from app.store import conversation_list, indexing
+from app.store import conversation_list, imported, indexing
 from app.store.conversation_view import MessagePage, Outline, page
 from app.store.export import FORMATS, VIEW, Format, file_name
 from app.stream.transcript import build_messages
 
 MAX_QUERY = 1000
 """Characters of a search."""
-TITLE = Field((str,), min_chars=1, max_chars=200)
 
 
 class ConversationRoutes:
@@ -50,12 +50,24 @@ class ConversationRoutes:
         listed = await self._database.read(
             lambda c: conversation_list.page(c, caller.owner, limit, cursor, words=words)
         )
+        in_progress = self._streams.conversations_in_progress(caller.owner)
+        for entry in listed.conversations:
+            entry["in_progress"] = entry["id"] in in_progress
         return json_response(page_of(listed.conversations, listed.next_cursor))
 
     async def view(self, request: Request, caller: Caller) -> Response:
         """GET {id}: all messages of all branches, with what a live answer has said so far."""
         outline = await self._outline(request, caller, VIEW)
         return await self._written(caller.owner, outline, VIEW)
+
+    async def create(self, request: Request, caller: Caller) -> Response:
+        """POST: store a conversation that was held elsewhere, as large as one that a request may hold."""
+        owner = caller.owner
+        body = await self._bodies.read(request, owner, self._bodies.limit_bytes)  # its turns are screened
+        conversation = await body.parse_as(lambda sent: parse_import(sent, owner))
+        async with self._reads.slot(owner):  # so that nobody's imports fill the writer's queue
+            stored = await self._database.write(lambda c: imported.add(c, conversation))
+        return json_response(stored, 201)
 
     async def rename(self, request: Request, caller: Caller) -> Response:
         """PATCH {id}: another title."""

@@ -78,11 +78,11 @@ _KINDS: Mapping[str, type[Family]] = {
 
 
 def _add(family: Family, labels: list[str], value: Any) -> None:
-    if isinstance(family, HistogramMetricFamily):
-        family.add_metric(labels, _buckets(value), value.sum)
-    elif isinstance(value, Mapping):
+    if isinstance(value, Mapping):
         for label, number in value.items():
             _add(family, [*labels, label], number)
+    elif isinstance(family, HistogramMetricFamily):
+        family.add_metric(labels, _buckets(value), value.sum)
     else:
         family.add_metric(labels, value)
 

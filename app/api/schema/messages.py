@@ -113,11 +113,13 @@ _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "audio", "reaso
 """The fields that an assistant's message may have where its content is null."""
 
 
-def normalized(messages: Sequence[Any], *, may_be_empty: bool = False) -> list[dict[str, Any]]:
+def normalized(
+    messages: Sequence[Any], *, may_be_empty: bool = False, max_messages: int = MAX_MESSAGES
+) -> list[dict[str, Any]]:
     """The messages as the stages read them. Raises BadRequest and UnsupportedParameter naming the place."""
     if not messages and not may_be_empty:
         raise BadRequest("messages must hold at least one message.", param="messages")
-    check_size("messages", len(messages), 0, MAX_MESSAGES, "messages")
+    check_size("messages", len(messages), 0, max_messages, "messages")
     # Before any of them is checked.
     sent = (message.get("tool_calls") for message in messages if isinstance(message, dict))
     calls = sum(len(of_message) for of_message in sent if isinstance(of_message, list))

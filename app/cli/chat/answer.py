@@ -6,13 +6,13 @@ import http.client
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from app.cli.chat.interrupts import Interrupts
-from app.cli.client_options import NoServer, Refused, Server, Unreachable
+from app.cli.client_options import NoServer, Refused, Server, Unreachable, Unreadable
 
 PATH = "/api/chat/completions"
 SILENCE_S = 60.0
@@ -29,10 +29,13 @@ _NOT_FOUND = 404
 _NO_CONTENT = 204
 
 
+Channel = Literal["content", "reasoning"]
+
+
 class Piece(NamedTuple):
     """New text of an answer."""
 
-    channel: Literal["content", "reasoning"]
+    channel: Channel
     text: str
 
 
@@ -45,8 +48,6 @@ class Answer:
     conversation_id: str | None = None
     message_id: str | None = None
     model: str = ""
-    content: str = ""
-    reasoning: str = ""
     finish_reason: str | None = None
     usage: Mapping[str, Any] | None = None
     moderation: Mapping[str, Any] | None = None
@@ -55,6 +56,17 @@ class Answer:
     """What the server says about the end: a budget that is used up, a client that came back too late."""
     done: bool = False
     reconnects: int = 0
+    _texts: dict[Channel, list[str]] = field(default_factory=lambda: {"content": [], "reasoning": []})
+
+    @property
+    def content(self) -> str:
+        """The text of the answer."""
+        return "".join(self._texts["content"])
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought."""
+        return "".join(self._texts["reasoning"])
 
     @property
     def is_whole(self) -> bool:
@@ -65,15 +77,12 @@ class Answer:
 
     def opened(self, answer_id: str) -> None:
         """A connection has headers, which name the answer."""
-        self.id = answer_id or self.id
+        self.id = answer_id
+        self.reconnects += self.last_event_id > 0
 
     def forgotten(self) -> None:
         """The server does not know the answer, nothing of which has arrived."""
         self.id = ""
-
-    def reconnecting(self) -> None:
-        """A connection was lost."""
-        self.reconnects += 1
 
     def ended(self) -> None:
         """There are no more events."""
@@ -103,12 +112,11 @@ class Answer:
                 yield from self._text(choice["delta"])
 
     def _text(self, delta: Mapping[str, Any]) -> Iterator[Piece]:
-        if reasoning := delta.get("reasoning_content"):
-            self.reasoning += reasoning
-            yield Piece("reasoning", reasoning)
-        if content := delta.get("content"):
-            self.content += content
-            yield Piece("content", content)
+        channels: Sequence[tuple[Channel, str]] = (("reasoning", "reasoning_content"), ("content", "content"))
+        for channel, name in channels:
+            if text := delta.get(name):
+                self._texts[channel].append(text)
+                yield Piece(channel, text)
 
 
 class AnswerStream:
@@ -141,7 +149,7 @@ class AnswerStream:
         self._give_up_at_s = time.monotonic() + GIVE_UP_S
 
     def pieces(self) -> Iterator[Piece]:
-        """The text as it arrives. Raises Unreachable, Refused, and KeyboardInterrupt at the second Ctrl-C."""
+        """The text as it arrives. Raises as `Server.open` does, and KeyboardInterrupt at a second Ctrl-C."""
         while not self.answer.done:
             try:
                 yield from self._attempt()
@@ -165,6 +173,8 @@ class AnswerStream:
             if response.status == _NO_CONTENT:
                 self.answer.ended()
                 return
+            if "text/event-stream" not in response.headers.get("content-type", ""):
+                raise Unreadable
             self.answer.opened(response.headers["x-request-id"])
             if self.is_stopping:
                 self._server.call("POST", f"{PATH}/{self.answer.id}/cancel", timeout_s=_CANCEL_TIMEOUT_S)
@@ -186,18 +196,21 @@ class AnswerStream:
                 line = response.readline()
             if not line.endswith(b"\n"):
                 raise Unreachable("The connection was lost.")
-            self._is_in_contact()
+            self._give_up_at_s = time.monotonic() + GIVE_UP_S
             name, _, value = line.strip().partition(b": ")
-            if name == b"id":
-                event_id = int(value)
-            elif name == b"data":
-                yield from self.answer.take(event_id, value)
+            try:
+                if name == b"id":
+                    event_id = int(value)
+                elif name == b"data":
+                    self._is_in_contact()
+                    yield from self.answer.take(event_id, value)
+            except (ValueError, KeyError, TypeError) as exc:
+                raise Unreadable from exc
 
     def _is_in_contact(self) -> None:
         if self._announced:
             self._notify("The server answers again.")
         self._announced, self._pause_s, self._failures = "", 0.0, 0
-        self._give_up_at_s = time.monotonic() + GIVE_UP_S
 
     def _wait_or_raise(self, refused: Refused) -> None:
         """Set the pause before the next try. Raises the refusal if no try may succeed."""
@@ -212,7 +225,8 @@ class AnswerStream:
             self._refusal = None if self.answer.id else refused
             if time.monotonic() > self._give_up_at_s:
                 raise refused
-            self._pause_s = float(max(refused.retry_after_s, 1))
+            retry_after_s = float(max(refused.retry_after_s, 1))
+            self._pause_s = min(retry_after_s, _PAUSES_S[-1]) if self.answer.id else retry_after_s
             self._announce(f"{refused.message} Waiting; Ctrl-C ends the wait.", refused.code)
 
     def _reconnect_or_raise(self, cause: Exception) -> None:
@@ -232,7 +246,6 @@ class AnswerStream:
             ) from cause
         self._pause_s = _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
         self._failures += 1
-        self.answer.reconnecting()
         self._announce("The connection was lost; reconnecting. Ctrl-C stops the answer.", "lost")
 
     def _announce(self, text: str, reason: str) -> None:

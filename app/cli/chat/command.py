@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import stat
@@ -54,11 +55,16 @@ def _run(args: argparse.Namespace) -> int:
     server = Server.of(args)
     if args.is_list:
         return _list(server, as_json=args.json)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # an answer may have what the locale lacks
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an answer may have what the locale lacks
     question = _question(args.question)
-    if question is None and (args.json or args.no_store):
-        raise BadRequest("--json and --no-store need a question, as an argument or on standard input.")
+    is_at_terminal = sys.stdin is not None and sys.stdin.isatty()
+    if question is None and (args.json or args.no_store or not is_at_terminal):
+        raise BadRequest(
+            "There is no question. Give one as an argument or on standard input; a dialogue needs a terminal,"
+            " and neither --json nor --no-store."
+        )
     conversation_id = args.conversation
     if args.is_continued and (conversation_id := conversation.newest_id(server)) is None:
         raise BadRequest("There is no conversation to continue yet.")
@@ -84,7 +90,9 @@ def _messages(system: str | None, question: str, images: Sequence[dict[str, Any]
 
 def _question(text: str | None) -> str | None:
     """The question of the command line, and below it what a pipe or a file on standard input holds."""
-    if stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode):  # a terminal, or /dev/null
+    if text is not None:
+        text = os.fsencode(text).decode(errors="replace")  # UTF-8 also where the locale is another
+    if sys.stdin is None or stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode):  # a terminal, or /dev/null
         return text
     try:
         piped = sys.stdin.buffer.read().decode().strip()

@@ -11,7 +11,7 @@ from app.cli.chat import conversation
 from app.cli.chat.conversation import ROOT, Message, text_of
 from app.cli.chat.screen import Screen, usage_line
 from app.cli.chat.turn import Turn, ask, image_part, user_message
-from app.cli.client_options import Refused, Server, Unreachable
+from app.cli.client_options import Refused, Server, Unreachable, Unreadable
 from app.cli.terminal import printable
 from app.errors import BadRequest
 
@@ -23,6 +23,7 @@ except ImportError:  # a Python built without it: lines can still be read
 FENCE = '"""'
 _PROMPT = "> "
 _HELP = (
+    ("/help", "show this list"),
     ("/new", "begin a new conversation"),
     ("/model [NAME]", "use another model from the next question on; without a name, list them"),
     ("/image FILE", "send an image with the next question"),
@@ -31,8 +32,8 @@ _HELP = (
     ("/undo", "go back to before the last question; nothing is deleted"),
     ("/stop", "stop an answer of this conversation that another client waits for"),
     ("/history", "show the conversation"),
-    ("/quit", "leave, as Ctrl-D does; /help shows this list"),
-    (FENCE, "on a line of its own: begins and ends a text of several lines"),
+    ("/quit", "leave, as Ctrl-D does"),
+    (FENCE, "begin and end a text of several lines, each time on a line of its own"),
     ("Ctrl-C", "stop the answer; pressed again, leave"),
 )
 
@@ -93,8 +94,9 @@ class Session:
                     return
                 self._may_leave = True
                 self._say("Ctrl-C again leaves.")
-            except (Refused, Unreachable, BadRequest) as exc:
-                self._say(str(exc))
+            except (Refused, Unreachable, Unreadable, BadRequest) as exc:
+                is_busy = isinstance(exc, Refused) and exc.code == "conversation_busy"
+                self._say(f"{exc}{' /stop ends it.' if is_busy else ''}")
 
     def open(self, conversation_id: str) -> None:
         """Open a conversation and show its last turn, whose answer may still be arriving."""
@@ -104,10 +106,11 @@ class Session:
             for message in line:
                 if message["role"] == "user":
                     readline.add_history(text_of(message))
+        running = line.pop() if line and line[-1]["status"] == "in_progress" else None
         question = conversation.last_question(line)
         self._print(line[line.index(question) :] if question else line[-1:])
-        if line and line[-1]["status"] == "in_progress":
-            self._show(None, line[-1]["request_id"])
+        if running is not None:
+            self._show(None, running["request_id"])
 
     def _question(self, text: str) -> None:
         """Ask a question below the last answer."""
@@ -155,7 +158,7 @@ class Session:
 
     def _model(self, name: str) -> None:
         models = model_names(self._server)
-        if name in models:
+        if name in models or (name == "auto" and len(models) > 1):
             self._options["model"] = name
         elif name:
             raise BadRequest(f"There is no model {name!r}. There are: {', '.join(models)}.")
@@ -203,7 +206,7 @@ class Session:
         self._print(self._branch(self._conversation_id))
 
     def _help(self, _rest: str) -> None:
-        print(tables.text(("", ""), _HELP))
+        print(tables.text(("type", "to"), _HELP))
 
     # --- the conversation
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.cli.chat.answer import Answer, AnswerStream
+from app.cli import tables
+from app.cli.chat.answer import Answer, AnswerStream, Piece
 from app.cli.chat.interrupts import Interrupts
 from app.cli.chat.screen import Screen, remarks
 from app.cli.client_options import Server
@@ -73,6 +74,15 @@ def image_part(path: Path) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+def _patiently(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """The pieces; a terminal shows that the first is waited for."""
+    with tables.working("waiting for the answer"):
+        first = next(pieces, None)
+    if first is not None:
+        yield first
+        yield from pieces
+
+
 def ask(
     server: Server, screen: Screen | None, body: Mapping[str, Any] | None, answer_id: str = ""
 ) -> Outcome:
@@ -86,7 +96,7 @@ def ask(
         notify = screen.notice if screen else lambda _text: None
         stream = AnswerStream(server, interrupts, body, answer_id, notify=notify)
         try:
-            for piece in stream.pieces():
+            for piece in _patiently(stream.pieces()):
                 if screen:
                     screen.show(piece)
         finally:

@@ -188,5 +188,5 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         lines = raw.decode().split("\n")
     except (OSError, EOFError, UnicodeDecodeError) as exc:
-        raise SettingsError(f"{path}: {exc}") from exc
+        raise SettingsError(f"{path} cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
     return ((number, line) for number, line in enumerate(lines, start=1) if line.strip())

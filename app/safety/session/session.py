@@ -69,8 +69,9 @@ class PastTurns(NamedTuple):
 
     strikes: int = 0
     """Turns that safety has blocked."""
-    from_store: Sequence[bool] = ()
-    """For each of the first messages, read from the store, True if it is an answer of this server."""
+    from_store: Sequence[bool | None] = ()
+    """For each of the first messages, read from the store, True if it is an answer of this server; None if it
+    was imported, and is to be judged as one that the request holds."""
     num_bytes: int = 0
     """The size of the request with its conversation."""
 

@@ -93,11 +93,13 @@ def turns_of(messages: Sequence[Message]) -> Turns:
     return read_request({"messages": messages})
 
 
-def read_request(body: Mapping[str, Any], judged: Memory | None = None, stored: Sequence[bool] = ()) -> Turns:
+def read_request(
+    body: Mapping[str, Any], judged: Memory | None = None, stored: Sequence[bool | None] = ()
+) -> Turns:
     """The texts to read of a request, its messages oldest first.
 
     `stored` are the first of the messages, which are from the store and so were judged before: whether each
-    is an answer of this server.
+    is an answer of this server. None was imported, and is judged as if the request held it.
     """
     others = [_instructions(beside)] if (beside := request_text(body)) else []
     turns: list[_Turn] = []
@@ -128,7 +130,7 @@ def read_request(body: Mapping[str, Any], judged: Memory | None = None, stored: 
 
 
 def _edited(
-    body: Mapping[str, Any], judged: Memory | None, stored: Sequence[bool], edit: Callable[[str], str]
+    body: Mapping[str, Any], judged: Memory | None, stored: Sequence[bool | None], edit: Callable[[str], str]
 ) -> Turns | None:
     """The texts to read once `edit` has changed users' messages; None where it changes none.
 
@@ -150,7 +152,7 @@ def _edited(
 
 
 def conversation_of(
-    body: Mapping[str, Any], judged: Memory | None = None, stored: Sequence[bool] = ()
+    body: Mapping[str, Any], judged: Memory | None = None, stored: Sequence[bool | None] = ()
 ) -> list[dict[str, str]]:
     """The conversation as a guard model is shown it: unjudged text is in the last user's turn.
 
@@ -165,8 +167,9 @@ def conversation_of(
         return [{"role": "user", "content": "\n\n".join([*fresh, *map(message_text, messages)])}]
     for number, message in enumerate(messages):
         text, by_model = message_text(message), message.get("role") == "assistant"
-        if number < len(stored):
-            is_judged = stored[number] if by_model else True
+        own = stored[number] if number < len(stored) else None
+        if own is not None:
+            is_judged = own if by_model else True
         elif by_model:
             is_judged = number > asks or not _unreleased(fields_of(message), judged)
         else:
@@ -238,14 +241,15 @@ _OWN_ANSWER = _Entry("assistant", "")
 
 
 def _message_texts(
-    messages: Sequence[Message], judged: Memory | None, stored: Sequence[bool]
+    messages: Sequence[Message], judged: Memory | None, stored: Sequence[bool | None]
 ) -> Iterator[_Entry]:
     """The texts of messages. Empty ones are left out, as they set nothing apart."""
     last = len(messages) - 1
     for number, message in enumerate(messages):
-        role, is_stored = message.get("role"), number < len(stored)
+        role, own = message.get("role"), stored[number] if number < len(stored) else None
+        is_stored = own is not None
         if role == "assistant" and number < last:
-            if is_stored and stored[number]:
+            if own:
                 yield _OWN_ANSWER
             elif fields := fields_of(message):
                 fresh = _unreleased(fields, judged)

@@ -14,6 +14,7 @@ from app.admission.estimates import ThroughputProfile
 from app.admission.ticket import Ticket
 from app.core import ChatRequest, Counts, Delta, Health, Key, Prompt
 from app.errors import Cancelled, Draining, KeyOverloaded, Overloaded
+from app.metering.traffic import ITL_S, Histogram
 from tests.support.admissions import (
     TUNING,
     Service,
@@ -40,6 +41,7 @@ class World:
             ThroughputProfile(None, TUNING),
             tuning,
             count_prompt=count_prompt,
+            itl=Histogram(ITL_S),
             clock_s=lambda: self.now_s,
             chance=lambda: 0.0,
             abort_unread=lambda: self.abort_unread(),  # noqa: PLW0108  # a test replaces it later
@@ -74,6 +76,18 @@ async def settled(*tasks: asyncio.Task[Any]) -> None:
 def began(tokens: int = 1, cached: int = 0, reason: Any = None) -> Delta:
     """A delta with so many tokens so far."""
     return Delta(0, "text", "", (), Counts(9, tokens, cached), reason)
+
+
+async def test_each_waiting_request_has_a_place() -> None:
+    """Those behind the ones that the order looks at too, and none that runs."""
+    world = World()
+    world.admission.queue._tuning = replace(TUNING, scanned_of_key=1)
+    await world.admit(900, rid="runs")
+    waiting = [world.later(900, rid=f"w{number}") for number in range(3)]
+    await settled(*waiting)
+    assert world.admission.places() == {"w0": 1, "w1": 2, "w2": 3}
+    for task in waiting:
+        task.cancel()
 
 
 def test_an_empty_node_admits_without_a_task_switch() -> None:

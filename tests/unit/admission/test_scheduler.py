@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from app.admission.estimates import LengthEstimate
+from app.admission.gap_sampler import GapSampler
 from app.admission.queue import FairQueue, Tenant
 from app.admission.scheduler import AdmissionScheduler, Obstacle
 from app.admission.ticket import Ticket
 from app.admission.windows import DecodeWindow, PrefillWindow
 from app.core import ChatRequest, Prompt
+from app.metering.traffic import Histogram
 from tests.support.admissions import TUNING
 
 
@@ -40,6 +42,7 @@ def ticket(rid: str, n: int = 1, tokens: int = 100, name: str = "a", tenant: Ten
         LengthEstimate((tokens - 1) // n, 0),
         0.0,
         step_tokens=32,
+        gaps=GapSampler(Histogram(()), lambda: 0.0),
         on_progress=unused,
         on_release=unused,
     )

@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 
 from app.cli import client_options
-from app.cli.client_options import KEY_VARIABLE, Refused, Server, Unreachable
+from app.cli.client_options import KEY_VARIABLE, Refused, Server, Unreachable, Unreadable
 from app.settings import SettingsError
 
 
@@ -148,5 +148,5 @@ def test_without_a_key_the_error_says_where_to_put_it(url: str):
 def test_what_is_no_tokenring_is_an_error(path: str, url: str):
     """A page in HTML, of a proxy or of another program."""
     Scripted.answers[path] = {}, b"<html>"
-    with pytest.raises((Unreachable, Refused), match=r"is no JSON|The server answered 502"):
+    with pytest.raises((Unreadable, Refused), match=r"is not Tokenring|The server answered 502"):
         Server(url).call("GET", path)

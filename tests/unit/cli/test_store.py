@@ -189,7 +189,7 @@ def test_the_data_directory_is_the_server_s(data_dir: Path, monkeypatch, capsys)
     (data_dir.parent / "other.toml").write_text(f'data_dir = "{data_dir}"')
     assert main(["usage", "--verify", "--config", "other.toml"]) == 0
     assert main(["usage", "--verify"]) == EXIT_USAGE
-    assert "--data-dir data has no store" in capsys.readouterr().err
+    assert "/data has no store" in capsys.readouterr().err
 
 
 def test_a_backup_is_the_store(run: Run, data_dir: Path, tmp_path: Path):

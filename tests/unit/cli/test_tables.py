@@ -96,3 +96,26 @@ def test_progress_in_a_pipe_says_nothing():
 def test_a_cell_cannot_drive_the_terminal():
     """A caller chooses names and metadata: an escape sequence in them is shown, not obeyed."""
     assert tables.text(("name",), [("a\x1b]0;gone\x07\x9b2Jb",)]).splitlines()[-1] == "a]0;gone2Jb"
+
+
+WORK = """
+import threading
+from app.cli import tables
+tables._PATIENCE_S = {after}
+with tables.working("copying"):
+    [each.join() for each in threading.enumerate() if {joins} and isinstance(each, threading.Timer)]
+"""
+
+
+def test_work_that_takes_long_is_shown_on_a_terminal():
+    """What is done and for how long; the line is cleared afterwards."""
+    shown = on_terminal(WORK.format(after=0, joins=True))  # the timer's thread draws it
+    assert re.search(r"copying.*0:00:00", shown)
+
+
+def test_quick_work_and_work_without_a_terminal_show_nothing():
+    """Neither on a terminal within the first second, nor in a pipe at all."""
+    assert on_terminal(WORK.format(after=60, joins=False)) == ""
+    code = WORK.format(after=0, joins=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"", b"")

@@ -104,6 +104,18 @@ async def test_nothing_to_answer_is_refused(database: Database):
         await history.load(asked(new_conversation=False))
 
 
+async def test_an_answer_can_be_continued(database: Database):
+    """With `continue_final_message` the model continues it, and its ids are those it was generated as."""
+    history = History(database)
+    await answered(database, history, asked(user("one")), "two")
+    request = asked(new_conversation=False)
+    body = {**request.body, "continue_final_message": True}
+    loaded = await history.load(dataclasses.replace(request, body=body))
+    assert [m["content"] for m in loaded.request.body["messages"]] == ["one", "two"]
+    assert [list(run) for run in loaded.request.past] == [[1, 2, 3, 7, 8]]
+    assert loaded.stored_turn.messages == []
+
+
 async def test_unknown_conversation_is_not_found(database: Database):
     """An id that is not the caller's has no history."""
     with pytest.raises(NotFound) as missing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.core import Usage
-from app.metering.traffic import NO_ROUTE, Histogram, ResponseCounts, Timings, Traffic
+from app.metering.traffic import ITL_S, NO_ROUTE, TPOT_S, TTFT_S, Histogram, ResponseCounts, Timings, Traffic
 
 
 def test_a_value_counts_at_every_bound_it_does_not_exceed():
@@ -28,11 +28,17 @@ def test_settlements_add_up():
 def test_what_never_happened_is_not_observed():
     """A refused request has an outcome and a duration, and no time to a token."""
     traffic = Traffic()
-    traffic.ended("a", "engine_overloaded", Timings(0.1, None, None, 0.2))
+    traffic.ended("a", "engine_overloaded", Timings(0.1, None, False, None, 0.2))
     model = traffic.of("a")
-    observed = [h.cumulative()[-1][1] for h in (model.queue, model.ttft, model.tpot, model.total)]
-    assert observed == [1, 0, 0, 1]
+    observed = [h.cumulative()[-1][1] for h in (model.queue, *model.ttft.values(), model.tpot, model.total)]
+    assert observed == [1, 0, 0, 0, 1]
     assert model.outcomes == {"engine_overloaded": 1}
+
+
+def test_targets_are_edges():
+    """The shares within the targets for a first token and for the next ones can be read exactly."""
+    assert {0.5, 0.7, 1.0} <= set(TTFT_S)
+    assert {0.04, 0.05} <= set(TPOT_S) & set(ITL_S)
 
 
 def test_responses_are_counted_by_route_and_status():

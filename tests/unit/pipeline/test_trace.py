@@ -102,3 +102,32 @@ def test_one_token_has_no_time_per_token(clock: Clock):
     trace = Trace(request())
     passed_on(trace, Delta(0, "text", "a", (1,), Counts(7, 1), "stop"))
     assert trace.fields()["tpot_ms"] is None
+
+
+def test_stages_follow_each_other(clock: Clock):
+    """Each begins where the one before ends; a request that waits has reached the second."""
+    trace = Trace(request())
+    clock.now_s = 101.0
+    trace.rendered(Prompt(range(7), 50, None))
+    clock.now_s = 103.0
+    assert trace.stages() == [("receive", 100.0, 101.0), ("queue", 101.0, 103.0)]
+    trace.admitted()
+    clock.now_s = 104.0
+    passed_on(trace, Delta(0, "text", "a", (1,), Counts(7, 1)))
+    clock.now_s = 106.0
+    passed_on(trace, Delta(0, "text", "", (), Counts(7, 1), "stop"))
+    clock.now_s = 107.0
+    assert trace.stages()[2:] == [
+        ("prefill", 103.0, 104.0),
+        ("decode", 104.0, 106.0),
+        ("settle", 106.0, 107.0),
+    ]
+
+
+@pytest.mark.parametrize(("cached_tokens", "hit"), [(0, False), (3, False), (4, True), (8, True)])
+def test_half_of_a_prompt_in_the_cache_is_a_hit(cached_tokens: int, hit: bool):
+    """Of eight tokens four are enough; a request that has not begun is none."""
+    trace = Trace(request())
+    assert not trace.timings().prefix_hit
+    passed_on(trace, Delta(0, "text", "a", (1,), Counts(8, 1, cached_tokens)))
+    assert trace.timings().prefix_hit is hit

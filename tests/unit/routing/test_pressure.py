@@ -11,6 +11,7 @@ from app.admission.admit import Admission
 from app.admission.estimates import LengthHistogram, Throughput, ThroughputProfile
 from app.core import ChatRequest, Prompt, Tier
 from app.errors import KeyOverloaded, Overloaded
+from app.metering.traffic import ITL_S, Histogram
 from app.routing.pressure import pressure_of
 from tests.support.admissions import (
     TUNING,
@@ -43,6 +44,7 @@ class World:
             profile,
             PATIENT,
             count_prompt=count_prompt,
+            itl=Histogram(ITL_S),
             clock_s=lambda: self.now_s,
             chance=lambda: 0.0,
         )

@@ -340,3 +340,56 @@ def test_set_up_takes_each_python_that_works(version: tuple[int, int]) -> None:
 def test_progress_tells_what_pip_is_at(lines: list[str], told: str) -> None:
     """How many packages, which one is being fetched, or that they are being installed."""
     assert set_up.progress(lines) == told
+
+
+@pytest.fixture
+def machine(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine's programs: nginx and promtool without Chromium and Caddy, and an apt-get that fails."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, script in {"nginx": "", "promtool": "", "apt-get": "echo no network; exit 100"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    (programs / "env").symlink_to("/usr/bin/env")
+    (programs / "sh").symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setattr(set_up, "SYSTEM_PROGRAMS", ())
+    monkeypatch.setattr(set_up, "SYSTEMD", tmp_path / "systemd")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    return programs
+
+
+def test_what_apt_cannot_install_is_named_in_one_line(
+    machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The set-up goes on, and asks apt-get again a day later only."""
+    for reason in ("apt-get install failed: exit status 100", "apt-get failed today"):
+        set_up.add_programs()
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.startswith(f"tokenring: without chromium, caddy, whose tests are skipped ({reason}")
+        assert last.endswith("apt-get install --no-install-recommends chromium caddy")
+
+
+def test_what_is_missing_is_installed_by_its_package(machine: Path) -> None:
+    """One package after another, after an update; what is there is left alone."""
+    (machine / "apt-get").write_text(f'#!/bin/sh\necho "$@" >> {machine}/asked\n')
+    set_up.add_programs()
+    asked = (machine / "asked").read_text().split()
+    assert [word for word in asked if word in {"update", "install", *set_up.PROGRAMS.values()}] == [
+        "update",
+        *("install", "chromium"),
+        *("install", "caddy"),
+    ]
+
+
+def test_apt_is_asked_by_root_where_it_starts_no_service(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Elsewhere the line says what to type."""
+    set_up.SYSTEMD.mkdir()
+    set_up.add_programs()
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    set_up.add_programs()
+    first, second = capsys.readouterr().err.splitlines()
+    assert "(their packages would start services on this machine)" in first
+    assert "(only root can install them)" in second

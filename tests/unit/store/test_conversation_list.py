@@ -302,3 +302,17 @@ def test_many_conversations_are_listed_and_searched_quickly():
         assert len(page(chats.c, "local", 10, None, words=words).conversations) == 10
     assert len(steps) < 20
     assert time.thread_time() - started_s < 0.5
+
+
+def test_a_search_shows_where_its_words_are():
+    """Some of the message that matches; nothing where only the title does."""
+    chats = Chats()
+    chats.turn("conv_1", asked="x " * 300 + "a HERON stands\nin the river " + "y " * 300, answered="yes")
+    chats.c.execute("UPDATE conversations SET title = 'Kingfisher'")
+    index(chats.c)
+    [found] = page(chats.c, chats.owner, 5, None, words="heron").conversations
+    assert found["excerpt"].startswith("…x ")
+    assert " a HERON stands in the river y " in found["excerpt"]
+    assert found["excerpt"].endswith("…")
+    [titled] = page(chats.c, chats.owner, 5, None, words="kingfisher").conversations
+    assert titled["excerpt"] is None

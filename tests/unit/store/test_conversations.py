@@ -103,6 +103,20 @@ def test_what_was_said_stays(status):
     assert chats.heard() == ["one", "1, and th"]
 
 
+def test_an_answer_and_those_that_continue_it_are_read_as_one():
+    """No template gets two turns of one speaker in a row; the tree keeps each."""
+    chats = Chats()
+    cut = chats.turn(asked="one", answered="1, and th", status="cancelled")
+    rest = chats.begin("conv_1", parent=cut)
+    chats.finish(rest, "en ", status="cancelled")
+    end = chats.begin("conv_1", parent=rest[0])
+    chats.finish(end, "2")
+    assert chats.heard() == ["one", "1, and then 2"]
+    assert list(chats.branch().answered) == [False, True]
+    assert chats.heard(cut) == ["one", "1, and th"]
+    assert chats.parent_of(end[0]) == rest[0]
+
+
 @pytest.mark.parametrize("status", ["cancelled", "interrupted", "failed"])
 def test_unanswered_turn_is_left_out(status):
     """Where nothing was said, neither answer nor question is history; the tree keeps both."""

@@ -29,7 +29,7 @@ export function urlOf(path) {
   return new URL(path.replace(/^\//, ""), document.baseURI).href;
 }
 
-/** The server's answer. Throws ApiError, and AbortError when `signal` was aborted. */
+/** The server's answer. Throws ApiError, and what `signal` was aborted with. */
 export async function request(method, path, { json, headers = {}, signal, key: text = key.value } = {}) {
   const sent = { ...headers };
   if (text) sent.Authorization = `Bearer ${text}`;
@@ -37,10 +37,9 @@ export async function request(method, path, { json, headers = {}, signal, key: t
   let response;
   try {
     const body = json === undefined ? undefined : JSON.stringify(json);
-    response = await fetch(urlOf(path), { method, headers: sent, body, signal, cache: "no-store", credentials: "omit" });
+    response = await fetch(urlOf(path), { method, headers: sent, body, signal, cache: "no-store", credentials: "same-origin" });
   } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw unreachable();
+    throw signal?.aborted ? error : unreachable();
   }
   // A proxy in front of a server that is down answers for it, and not in our words.
   const isProxys = [502, 503, 504].includes(response.status) && !isJson(response);
@@ -81,21 +80,24 @@ export async function sendJson(method, path, body, headers) {
 /**
  * The events of a stream, as `{id, data}`: `data` is parsed JSON, or the string "[DONE]". It does not reconnect.
  *
- * `onOpen(response)` is called once the server has answered. Throws ApiError, "unreachable" for a stream that is cut.
+ * `onOpen(response)` is called once the server has answered, `onBytes()` when anything arrives, heartbeats too. Throws
+ * ApiError, "unreachable" for a stream that is cut.
  */
-export async function* events(path, { method = "GET", json, headers = {}, lastEventId, signal, onOpen } = {}) {
+export async function* events(path, { method = "GET", json, headers = {}, lastEventId, signal, onOpen, onBytes } = {}) {
   const sent = { Accept: "text/event-stream", ...headers };
   if (lastEventId !== undefined && lastEventId !== null) sent["Last-Event-ID"] = String(lastEventId);
   const response = await request(method, path, { json, headers: sent, signal });
   onOpen?.(response);
+  if (response.status === 204) return;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   const parser = new EventParser();
   try {
     for (;;) {
       const { done, value } = await reader.read().catch((error) => {
-        throw error.name === "AbortError" ? error : unreachable();
+        throw signal?.aborted ? error : unreachable();
       });
       if (done) return;
+      onBytes?.();
       yield* parser.feed(value);
     }
   } finally {

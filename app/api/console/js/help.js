@@ -19,7 +19,7 @@ export function Help() {
     <table>
       <tbody>${shortcuts.value.map((entry) => html`<tr><th scope="row"><kbd>${entry.keys}</kbd></th><td>${entry.label}</td></tr>`)}</tbody>
     </table>
-    <p class="muted">Tokenring ${version}. <a href=${new URL("../vendor/LICENSES.txt", import.meta.url).href} target="_blank">Licences of its libraries</a></p>
+    <p class="muted">Tokenring ${version} · <a href=${new URL("../vendor/LICENSES.txt", import.meta.url).href} target="_blank">Licences of the libraries</a></p>
     <form method="dialog"><button class="primary">Close</button></form>
   </dialog>`;
 }

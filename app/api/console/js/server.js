@@ -4,6 +4,8 @@ import { effect, signal } from "./ui.js";
 
 const SOON_MS = 1500;
 const SELDOM_MS = 20_000;
+/** A network that swallows requests is no better than none. */
+const PATIENCE_MS = 8000;
 
 /**
  * `state` is "ready", "waiting" (it starts, restarts its engine or stops), "away" (no answer) or "offline" (this
@@ -18,25 +20,21 @@ function set(state, text = "") {
   if (server.peek().state !== state || server.peek().text !== text) server.value = { state, text };
 }
 
-/** Ask /readyz now, and again: often while the server is not ready, seldom while it is. */
+/** Ask /readyz now, and again: often while the server is not ready, seldom while it is, not in a tab that is hidden. */
 export async function look() {
   if (asking) return;
   asking = true;
   clearTimeout(timer);
   try {
-    await getJson("/readyz", { key: "" });
+    await getJson("/readyz", { key: "", signal: AbortSignal.timeout(PATIENCE_MS) });
     set("ready");
   } catch (error) {
     if (error.body?.phase) set("waiting", error.body.phase);
     else set(navigator.onLine ? "away" : "offline");
   }
   asking = false;
-  timer = setTimeout(() => (document.hidden ? pause() : look()), server.peek().state === "ready" ? SELDOM_MS : SOON_MS);
-}
-
-/** Nobody looks: wait until somebody does. */
-function pause() {
-  timer = 0;
+  const isReady = server.peek().state === "ready";
+  timer = setTimeout(() => document.hidden || look(), isReady ? SELDOM_MS : SOON_MS);
 }
 
 /** Begin to watch. */

@@ -1,9 +1,11 @@
 // Who uses the console: the key, and what the server says of its owner.
 import { ApiError, getJson, key, refusals } from "./api.js";
-import { read, write } from "./storage.js";
+import { clear, read, write } from "./storage.js";
 import { effect, signal } from "./ui.js";
 
 export { key } from "./api.js";
+
+const PATIENCE_MS = 8000;
 
 /** The answer of GET /api/me; null while nobody is signed in. */
 export const me = signal(null);
@@ -18,8 +20,7 @@ export const reason = signal("");
 export async function check() {
   key.value = read("key", { tab: true }) ?? read("key") ?? "";
   try {
-    me.value = await getJson("/api/me");
-    session.value = "signed-in";
+    enter(await getJson("/api/me", { signal: AbortSignal.timeout(PATIENCE_MS) }));
   } catch (error) {
     if (!(error instanceof ApiError) || ![401, 403].includes(error.status)) throw error;
     ask(key.value || error.status === 403 ? error.message : "");
@@ -33,16 +34,27 @@ export async function signIn(text, { remember = true } = {}) {
     throw new ApiError(0, { code: "invalid_key", message: "That is no key: a key has letters, digits and signs, without spaces." });
   }
   const answer = await getJson("/api/me", { key: cleaned });
-  forget(key.value);
-  write("key", cleaned, { tab: !remember });
   key.value = cleaned;
+  enter(answer);
+  write("key", cleaned, { tab: !remember });
+}
+
+/** What somebody else left in this browser, as drafts, is not for whom the server names now. */
+function enter(answer) {
+  if (read("owner") !== answer.owner) {
+    const kept = [true, false].map((tab) => [read("key", { tab }), { tab }]);
+    clear();
+    for (const [text, place] of kept) write("key", text, place);
+  }
+  write("owner", answer.owner);
   me.value = answer;
   reason.value = "";
   session.value = "signed-in";
 }
 
-/** Forget the key; the other tabs that use it are signed out too. */
+/** Forget the key and all else of this person; the other tabs that use the key are signed out too. */
 export function signOut() {
+  clear();
   ask("");
 }
 
@@ -55,11 +67,18 @@ function forget(text) {
   for (const tab of [true, false]) if (read("key", { tab }) === text) write("key", null, { tab });
 }
 
+/** Ask for a key. Who was signed in leaves nothing in the page's memory: it is loaded again. */
 function ask(why) {
   forget(key.value);
+  if (session.peek() === "signed-in") {
+    write("reason", why || null, { tab: true });
+    session.value = "checking";
+    location.reload();
+    return;
+  }
   key.value = "";
-  me.value = null;
-  reason.value = why;
+  reason.value = why || (read("reason", { tab: true }) ?? "");
+  write("reason", null, { tab: true });
   session.value = "signed-out";
 }
 
@@ -74,5 +93,5 @@ effect(() => {
 // Another tab has signed in or out.
 window.addEventListener("storage", (event) => {
   const isKeys = event.key === "tokenring.key" || event.key === null;
-  if (isKeys && !read("key", { tab: true }) && (read("key") ?? "") !== key.value) check().catch(() => {});
+  if (isKeys && !read("key", { tab: true }) && (read("key") ?? "") !== key.value) location.reload();
 });

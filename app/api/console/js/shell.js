@@ -18,6 +18,7 @@ const VIEWS = {
   usage: { title: "Usage", view: () => html`<${UsageView} />` },
   admin: { title: "Admin", view: () => html`<${AdminView} />`, isAdmins: true },
 };
+const LOGO = new URL("../favicon.svg", import.meta.url).href;
 const STATES = {
   away: () => "The server cannot be reached. This page tries again by itself.",
   offline: () => "This device is offline. This page goes on by itself once it is back.",
@@ -45,7 +46,7 @@ function Top() {
   return html`<header class="top">
     <button id="side-button" class="plain icon" aria-expanded=${String(isSideOpen.value)} aria-controls="side"
       aria-label="Conversations" onClick=${() => (isSideOpen.value = !isSideOpen.value)}>☰</button>
-    <span class="brand">Tokenring</span>
+    <span class="brand"><img src=${LOGO} alt="" width="20" height="20" /> Tokenring</span>
     <nav aria-label="Pages">${entries.map(([name, { title }]) => html`
       <a href="#/${name}" aria-current=${route.value.name === name ? "page" : null}>${title}</a>`)}
     </nav>
@@ -89,7 +90,10 @@ function Side() {
   }, [isOver]);
   return html`<aside id="side" ref=${side} class="side" aria-label="Conversations" inert=${!isSideOpen.value}
     onClick=${(event) => event.target.closest("a") && closeSide()}>
-    <a class="button" href="#/chat">New chat</a>
+    <div class="side-top">
+      <a class="button" href="#/chat">New chat</a>
+      ${isOver && html`<button class="plain icon" aria-label="Close the conversations" onClick=${closeSide}>×</button>`}
+    </div>
     <${ConversationList} />
   </aside>
   ${isOver && html`<div class="backdrop" onClick=${closeSide}></div>`}`;

@@ -20,3 +20,11 @@ export function write(name, value, { tab = false } = {}) {
     else storage.setItem(`tokenring.${name}`, value);
   });
 }
+
+/** Forget everything of a person in this browser and this tab; the theme stays. */
+export function clear() {
+  for (const storage of attempt(() => [localStorage, sessionStorage]) ?? []) {
+    const names = Object.keys(storage).filter((name) => name.startsWith("tokenring.") && name !== "tokenring.theme");
+    for (const name of names) storage.removeItem(name);
+  }
+}

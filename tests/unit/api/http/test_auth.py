@@ -15,6 +15,7 @@ from app.api.http.auth import Gatekeeper, is_loopback
 from app.core import Key, KeyTerms, Secret
 from app.errors import EngineNotReady, Forbidden, Unauthorized
 from app.intake.caller import LOCAL
+from app.settings import Settings
 from app.store.key_table import KeyTable
 from app.store.keys import digest_of
 
@@ -43,7 +44,7 @@ def gate(
     table = KeyTable(None, structlog.get_logger(), lambda: NOW_US)  # type: ignore[arg-type]  # it reads no store
     table._by_id = {key.id: key for key in keys}
     table._version = 1 if loaded else None
-    return Gatekeeper(table, api_key, host, cors_origins)
+    return Gatekeeper(table, Settings(api_key=api_key, host=host, cors_origins=cors_origins))
 
 
 @pytest.mark.parametrize("key", ["plain-key", "schlüssel-世界"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -340,8 +341,8 @@ async def test_whatever_goes_wrong_refuses(screen, counters, scores, scored):
     assert (caught.value.code, caught.value.status) == ("safety_unavailable", 503)
     with pytest.raises(ScreenFailed):
         await prompts.full_verdict(say("x"), POLICY)
-    assert counters.failures["ngrams"]["error"] == {"refused": 1}
-    assert counters.failures["encoder"]["error"] == {"refused": 1}
+    assert counters.failures["ngrams"]["error"]["refused"] == 1
+    assert counters.failures["encoder"]["error"]["refused"] == 1
 
 
 async def test_scores_that_a_glance_does_not_ask_for_are_refused_by_the_full_look(screen):
@@ -359,8 +360,8 @@ async def test_fail_open_lets_pass_and_counts(screen, counters):
     prompts = screen(Broken(ValueError("x")), fail_open=True)
     assert prompts.ngram_verdict(say("x"), POLICY).action is None
     assert (await prompts.full_verdict(say("x"), POLICY)).action is None
-    assert counters.failures["ngrams"]["error"] == {"passed": 1}
-    assert counters.failures["encoder"]["error"] == {"passed": 1}
+    assert counters.failures["ngrams"]["error"]["passed"] == 1
+    assert counters.failures["encoder"]["error"]["passed"] == 1
 
 
 async def test_a_screen_that_takes_too_long_refuses(screen, counters):
@@ -372,7 +373,7 @@ async def test_a_screen_that_takes_too_long_refuses(screen, counters):
     )
     release.set()
     assert [type(outcome) for outcome in judged] == [ScreenFailed, ScreenFailed]
-    assert counters.failures["encoder"]["timeout"] == {"refused": 2}
+    assert counters.failures["encoder"]["timeout"]["refused"] == 2
 
 
 @pytest.mark.parametrize("fail_open", [False, True])
@@ -390,7 +391,7 @@ async def test_a_text_that_takes_too_long_to_find_is_refused(screen, counters, f
     release.set()
     assert len(ran_in) == 1
     assert threading.current_thread().name not in ran_in
-    assert counters.failures["ngrams"]["timeout"] == {"refused": 1}
+    assert counters.failures["ngrams"]["timeout"]["refused"] == 1
 
 
 async def test_a_cancelled_request_is_no_failure(screen, counters):
@@ -410,7 +411,7 @@ async def test_a_cancelled_request_is_no_failure(screen, counters):
     with pytest.raises(asyncio.CancelledError):
         await task
     release.set()
-    assert not counters.failures["encoder"]
+    assert not any(map(Counter.total, counters.failures["encoder"].values()))
 
 
 async def test_a_failure_is_not_remembered(screen):
@@ -508,5 +509,5 @@ async def test_who_would_wait_too_long_is_to_come_later(screen, counters, fail_o
         await prompts.full_verdict(say("y"), POLICY, owner="bob")
     release.set()
     assert (caught.value.code, caught.value.retry_after_s) == ("safety_unavailable", 30)
-    assert counters.failures["encoder"]["timeout"] == {"refused": 1}
+    assert counters.failures["encoder"]["timeout"]["refused"] == 1
     assert (await first).action is None

@@ -1,0 +1,73 @@
+// Where a message is written: text and images, kept as a draft.
+import { notify } from "../notices.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../ui.js";
+import { icon } from "./icons.js";
+import { readImage } from "./image.js";
+import { currentModel } from "./settings.js";
+
+export function Composer({ chat, send, onUp }) {
+  const text = chat.draft.value;
+  const [images, setImages] = useState([]);
+  const field = useRef(null);
+  const picker = useRef(null);
+  const live = chat.live.value;
+  useLayoutEffect(() => {
+    const { style } = field.current;
+    style.height = "auto";
+    style.height = `${field.current.scrollHeight + 2}px`;
+  }, [text]);
+  useEffect(() => {
+    if (matchMedia("(pointer: fine)").matches) field.current.focus();
+  }, [chat]);
+
+  const attach = async (files) => {
+    const pictures = [...files].filter((file) => file.type.startsWith("image/"));
+    const model = currentModel();
+    if (!pictures.length) return;
+    if (!model?.capabilities.includes("vision")) {
+      notify(`${model?.id ?? "This model"} reads no images. Choose a model with vision.`, { kind: "error" });
+      return;
+    }
+    for (const file of pictures) {
+      try {
+        const url = await readImage(file);
+        setImages((all) => [...all, url]);
+      } catch {
+        notify(`${file.name} is no image that can be read.`, { kind: "error" });
+      }
+    }
+  };
+  const submit = () => {
+    if (live || (!text.trim() && !images.length)) return;
+    const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+    send(parts.length ? [{ type: "text", text }, ...parts] : text);
+    chat.write("");
+    setImages([]);
+  };
+  const onKeyDown = (event) => {
+    // While a word is composed, Enter takes it over. 229 is what Safari says then.
+    if (event.isComposing || event.keyCode === 229) return;
+    if (event.key === "Enter" && !event.shiftKey) submit();
+    else if (event.key === "ArrowUp" && !text) onUp();
+    else return;
+    event.preventDefault();
+  };
+  chat.takeFiles = attach;
+  // Programs of an office add a picture of what is copied as text.
+  const onPaste = ({ clipboardData }) => clipboardData.types.includes("text/plain") || attach(clipboardData.files);
+
+  return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), submit())}>
+    ${images.length > 0 && html`<div class="row">${images.map((url, at) => html`<span class="thumb"><img src=${url} alt="Image ${at + 1}" />
+      <button type="button" aria-label="Remove image ${at + 1}" onClick=${() => setImages(images.filter((_, index) => index !== at))}>×</button></span>`)}</div>`}
+    <div class="row">
+      <input ref=${picker} type="file" accept="image/png,image/jpeg,image/webp,image/gif" multiple hidden
+        onChange=${(event) => (attach(event.target.files), (event.target.value = ""))} />
+      <button type="button" class="plain icon" aria-label="Attach an image" title="Attach an image" onClick=${() => picker.current.click()}>${icon("clip")}</button>
+      <textarea ref=${field} rows="1" dir="auto" aria-label="Message" placeholder="Ask anything" value=${text}
+        onInput=${(event) => chat.write(event.target.value)} onKeyDown=${onKeyDown} onPaste=${onPaste}></textarea>
+      ${live
+        ? html`<button type="button" class="primary icon" aria-label="Stop" title="Stop (Esc)" onClick=${() => chat.stop()}>${icon("stop")}</button>`
+        : html`<button class="primary icon" aria-label="Send" title="Send (Enter)" disabled=${!text.trim() && !images.length}>${icon("send")}</button>`}
+    </div>
+  </form>`;
+}

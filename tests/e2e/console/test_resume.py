@@ -1,0 +1,167 @@
+"""An answer in the browser goes on after a reload, a lost network, and restarts of the server."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+from playwright.sync_api import BrowserContext, Locator, Page, expect
+
+from app.engine.scripted.engine import scripted_text
+from tests.support.console import ConsoleServer, Faults, open_signed_in
+
+TOKENS = 60
+TEXT = " ".join("".join(scripted_text(0, 0, TOKENS)).split())
+"""What every answer here says, with single spaces, as the page shows it."""
+
+
+@pytest.fixture(scope="module")
+def server_script() -> str:
+    """Slow enough to be cut in its middle."""
+    return f"rate=15,tokens={TOKENS}"
+
+
+@pytest.fixture(scope="module")
+def server_flags() -> tuple[str, ...]:
+    """A stop suspends what is running."""
+    return ("--drain-timeout-s", "0.2")
+
+
+def begin(page: Page) -> Locator:
+    """Ask, and wait until the answer is in its middle; returns its text."""
+    page.get_by_label("Message", exact=True).fill("go on")
+    page.keyboard.press("Enter")
+    text = page.locator(".md")
+    expect(text).to_contain_text(TEXT[:40])
+    return text
+
+
+def read(text: Locator) -> str:
+    """A text as the page shows it, with single spaces."""
+    return " ".join(text.inner_text().split())
+
+
+def check_whole(page: Page) -> None:
+    """The answer ends, and is that of an undisturbed stream, now and after a reload."""
+    expect(page.get_by_label("Send", exact=True)).to_be_visible(timeout=20_000)
+    expect(page.locator(".md")).to_have_text(TEXT)
+    expect(page.locator(".ending")).to_have_count(0)
+    page.reload()
+    expect(page.locator(".md")).to_have_text(TEXT)
+
+
+def check_resumed(page: Page) -> None:
+    """It says at which event it went on."""
+    expect(page.locator(".resumed")).to_have_text(re.compile(r"Resumed at event [1-9]\d*"))
+
+
+def test_a_reload_in_mid_answer_goes_on_at_the_last_event(page: Page):
+    """What was there is there at once, and the rest follows."""
+    text = begin(page)
+    page.reload()
+    expect(text).to_contain_text(TEXT[:40])
+    check_resumed(page)
+    check_whole(page)
+
+
+def test_another_tab_reads_along(page: Page, context: BrowserContext, server: ConsoleServer):
+    """A tab that opens the conversation attaches to the answer from its first event."""
+    begin(page)
+    other = context.new_page()
+    open_signed_in(other, page.url, server.key)
+    expect(other.locator(".answer[aria-busy=true] .md")).to_contain_text(TEXT[:40])
+    check_whole(other)
+    check_whole(page)
+
+
+def test_the_network_goes_and_comes(page: Page, context: BrowserContext, faults: Faults):
+    """The page says that it is offline; back online it goes on by itself."""
+    faults.allow("ERR_INTERNET_DISCONNECTED")
+    begin(page)
+    context.set_offline(True)
+    expect(page.locator(".progress")).to_contain_text("offline")
+    shown = read(page.locator(".md"))
+    context.set_offline(False)
+    check_resumed(page)
+    check_whole(page)
+    assert TEXT.startswith(shown)
+
+
+def test_a_question_whose_connection_failed_is_asked_under_its_key_again(page: Page, faults: Faults):
+    """The same question is answered once: the second request attaches to the first."""
+    faults.allow("ERR_FAILED")
+    keys = []
+    page.on(
+        "request", lambda r: keys.append(r.headers.get("idempotency-key")) if r.method == "POST" else None
+    )
+    page.route("**/api/chat/completions", lambda route: route.abort(), times=1)
+    begin(page)
+    check_whole(page)
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+    assert page.locator(".asked").count() == 1
+
+
+def test_a_reload_before_the_first_event_asks_again(page: Page):
+    """The question and its key outlive the page; it is asked once."""
+    keys = []
+    page.on(
+        "request", lambda r: keys.append(r.headers.get("idempotency-key")) if r.method == "POST" else None
+    )
+    page.route("**/api/chat/completions", lambda _route: None, times=1)  # no answer comes
+    page.get_by_label("Message", exact=True).fill("go on")
+    page.keyboard.press("Enter")
+    expect(page.locator(".answer[aria-busy=true]")).to_be_visible()
+    page.reload()
+    check_whole(page)
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+
+
+def test_a_stopped_server_goes_on_after_its_restart(page: Page, server: ConsoleServer, faults: Faults):
+    """SIGTERM suspends the answer; the next process continues it in the same page."""
+    faults.allow("ERR_")
+    faults.allow("503")
+    begin(page)
+    server.stop(signal.SIGTERM)
+    expect(page.locator(".progress")).to_contain_text("connection was lost")
+    server.start()
+    check_resumed(page)
+    check_whole(page)
+
+
+def test_a_page_reloaded_after_a_restart_goes_on(page: Page, server: ConsoleServer, faults: Faults):
+    """The page that asked is gone, and so is the server that was asked."""
+    faults.allow("ERR_")
+    faults.allow("503")
+    begin(page)
+    server.stop(signal.SIGTERM)
+    server.start()
+    page.reload()
+    check_whole(page)
+
+
+def test_a_killed_server_leaves_a_truthful_end(page: Page, server: ConsoleServer, faults: Faults):
+    """What had been sent stays, the page says that the rest is lost, and the answer can be continued."""
+    faults.allow("ERR_")
+    faults.allow("503")
+    begin(page)
+    server.stop(signal.SIGKILL)
+    server.start()
+    expect(page.locator(".ending")).to_be_visible(timeout=20_000)
+    assert TEXT.startswith(read(page.locator(".md")))
+    page.get_by_role("button", name="Continue").click()
+    expect(page.get_by_label("Send", exact=True)).to_be_visible(timeout=20_000)
+    expect(page.locator(".answer")).to_have_count(1)
+
+
+def test_a_silent_engine_is_told(page: Page, faults: Faults):
+    """The stream is kept while the engine is restarted, and the page says what the server says."""
+    faults.allow("503")
+    body = {"status": "not ready", "phase": "restarting: the scheduler died"}
+    page.route("**/readyz", lambda route: route.fulfill(status=503, json=body))
+    begin(page)
+    page.evaluate("window.dispatchEvent(new Event('online'))")  # the page looks at the server again
+    expect(page.get_by_role("status").first).to_contain_text("the scheduler died")
+    check_whole(page)
