@@ -17,7 +17,8 @@ MAX_BYTES = 120_000
 START_S = 900.0
 QUESTIONS = ("What is Tokenring?", "How do I pick up a stream?")
 BEGUN = """() => new Promise((resolve) => {
-    const look = () => document.querySelectorAll(".md")[1]?.textContent.length > 12 ? resolve() : setTimeout(look, 5);
+    const length = () => document.querySelectorAll(".md")[1]?.textContent.length ?? 0;
+    const look = () => (length() > 12 ? resolve() : setTimeout(look, 5));
     look();
 })"""
 
