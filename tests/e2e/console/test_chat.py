@@ -346,7 +346,7 @@ def test_a_screen_reader_hears_sentences(page: Page):
     )
     ask(page, f"{SLOWLY} one two. Three four! Five")
     wait_for_end(page)
-    page.wait_for_function("window.spoken.length > 0 && window.spoken.at(-1).endsWith('Answer ended.')")
+    expect(page.locator(".chat > [aria-live]")).to_have_text(re.compile("Answer ended"))
     spoken = page.evaluate("window.spoken")
     assert "".join(spoken).replace(" Answer ended.", "") == f"{SLOWLY} one two. Three four! Five"
     assert len(spoken) <= 3

@@ -16,7 +16,11 @@ from tests.support.servers import ROOT
 MAX_BYTES = 120_000
 START_S = 900.0
 QUESTIONS = ("What is Tokenring?", "How do I pick up a stream?")
-BEGUN = "document.querySelectorAll('.md')[1]?.textContent.length > 12"
+BEGUN = """() => new Promise((resolve) => {
+    const length = () => document.querySelectorAll(".md")[1]?.textContent.length ?? 0;
+    const look = () => (length() > 12 ? resolve() : setTimeout(look, 5));
+    look();
+})"""
 
 pytestmark = [
     pytest.mark.timeout(2 * START_S + 300),
@@ -48,7 +52,7 @@ def test_the_picture_is_of_an_answer_that_resumes(browser: Browser, server: Cons
         field.fill(question)
         field.press("Enter")
         expect(page.locator(".answer[aria-busy=true]")).to_be_visible()
-    page.wait_for_function(BEGUN)  # the built-in model has written all of it within half a second
+    page.evaluate(BEGUN)  # the built-in model has written all of it within half a second
     server.stop(signal.SIGTERM)
     server.start()
     expect(page.locator(".resumed")).to_be_visible(timeout=60_000)
