@@ -47,8 +47,9 @@ class LiveRequest(NamedTuple):
         return None if self.key is None else self.key.terms.name
 
     def phase(self, *, engine_ready: bool) -> tuple[LivePhase, float]:
-        """The stage that it is in, and for how many seconds."""
-        phase, for_s = self.trace.phase()
+        """The phase that it is in, and for how many seconds."""
+        phase, begins_s, now_s = self.trace.phases()[-1]
+        for_s = now_s - begins_s
         if phase in ("prefill", "decode") and not engine_ready:
             return "resuming", for_s
         if phase == "decode" and self.stream.last_id <= OPENED_ID:

@@ -10,14 +10,14 @@ from app.core import ChatRequest, Counts, Delta, FinishReason, Prompt
 from app.metering.traffic import Timings
 
 Phase = Literal["preparing", "queued", "prefill", "decode", "ending"]
-"""The stage of a request: read and rendered, waiting, in the engine before and after its first token, ended
-and not settled yet."""
+"""Where a request is: read and rendered, waiting, in the engine before and after its first token, ended and
+not settled yet."""
 
 
-class Stage(NamedTuple):
-    """A stage of a request, and its times on the monotonic clock."""
+class PhaseTimes(NamedTuple):
+    """A phase of a request, and its times on the monotonic clock."""
 
-    name: str
+    phase: Phase
     begins_s: float
     ends_s: float
 
@@ -95,18 +95,18 @@ class Trace:
         """The trace of its caller."""
         return self._request.traceparent
 
-    def stages(self) -> list[Stage]:
-        """The stages that it has reached; the last lasts until now."""
-        begins = {
-            "receive": self._received_s,
-            "queue": self._rendered_s,
+    def phases(self) -> list[PhaseTimes]:
+        """The phases that it has reached; the last lasts until now."""
+        begins: Mapping[Phase, float | None] = {
+            "preparing": self._received_s,
+            "queued": self._rendered_s,
             "prefill": self._admitted_s,
             "decode": self._first_token_s,
-            "settle": self._last_token_s,
+            "ending": None if self.unfinished else self._last_token_s,
         }
-        reached = [(name, at_s) for name, at_s in begins.items() if at_s is not None]
+        reached = [(phase, at_s) for phase, at_s in begins.items() if at_s is not None]
         ends_s = [*(at_s for _, at_s in reached[1:]), time.monotonic()]
-        return [Stage(name, at_s, end_s) for (name, at_s), end_s in zip(reached, ends_s, strict=True)]
+        return [PhaseTimes(phase, at_s, end_s) for (phase, at_s), end_s in zip(reached, ends_s, strict=True)]
 
     def timings(self) -> Timings:
         """The times until now, in seconds."""
@@ -117,18 +117,6 @@ class Trace:
             tpot_s=self._tpot_s(),
             total_s=time.monotonic() - self._received_s,
         )
-
-    def phase(self) -> tuple[Phase, float]:
-        """The stage that the request is in, and for how many seconds."""
-        steps: tuple[tuple[Phase, float | None], ...] = (
-            ("ending", None if self.unfinished else self._last_token_s),
-            ("decode", self._first_token_s),
-            ("prefill", self._admitted_s),
-            ("queued", self._rendered_s),
-            ("preparing", self._received_s),
-        )
-        phase, since_s = next((name, at_s) for name, at_s in steps if at_s is not None)
-        return phase, time.monotonic() - since_s
 
     @property
     def completion_tokens(self) -> int:

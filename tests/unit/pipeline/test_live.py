@@ -17,7 +17,7 @@ KEY = Key("tr-1", "ann", KeyTerms("Ann's laptop"), 0)
 
 
 class Request:
-    """A request that the test takes through its stages by hand."""
+    """A request that the test takes through its phases by hand."""
 
     def __init__(self, request_id: str = "chatcmpl-1", counts: dict[int, Counts] | None = None) -> None:
         chat = ChatRequest(request_id, "ann", "m", {}, 0)
@@ -34,7 +34,7 @@ class Request:
             self.trace.finished(delta)
 
     def phase(self, *, engine_ready: bool = True) -> str:
-        """The stage that admins see."""
+        """The phase that admins see."""
         return LiveRequest(self.trace, self.stream, KEY).phase(engine_ready=engine_ready)[0]
 
 
