@@ -1,7 +1,8 @@
 // The conversations of the side bar: pages of the server's list, and what is done to one of them.
 import { ApiError, getJson, key, sendJson } from "./api.js";
 import { navigate, route } from "./router.js";
-import { effect, signal } from "./ui.js";
+import { onOtherOwner } from "./session.js";
+import { signal } from "./ui.js";
 
 const PAGE = 50;
 const POLL_MS = 4000;
@@ -120,8 +121,7 @@ function said(error) {
   return error instanceof ApiError ? error.message : String(error);
 }
 
-effect(() => {
-  key.value; // another key has other conversations
+onOtherOwner(() => {
   cursor = null;
   conversations.value = [];
   deleted.value = [];

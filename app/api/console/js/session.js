@@ -1,6 +1,6 @@
 // Who uses the console: the key, and what the server says of its owner.
 import { ApiError, getJson, key, refusals } from "./api.js";
-import { read, write } from "./storage.js";
+import { read, removeAllBut, write } from "./storage.js";
 import { effect, signal } from "./ui.js";
 
 export { key } from "./api.js";
@@ -14,12 +14,36 @@ export const session = signal("checking");
 /** Why a key is asked for, in words; empty for no reason but that there is none. */
 export const reason = signal("");
 
+const resets = [];
+/** Whose drafts, settings and chats this tab has; null for nobody's. */
+let ofOwner = read("owner");
+
+/** Call `reset` at a sign-out, and when another owner signs in than was here before: nobody sees another's texts. */
+export function onOtherOwner(reset) {
+  resets.push(reset);
+}
+
+function leave() {
+  ofOwner = null;
+  for (const reset of resets) reset();
+}
+
+function enter(answer) {
+  if (ofOwner !== answer.owner) {
+    if (read("owner") !== answer.owner) removeAllBut(["key", "theme"]);
+    leave();
+  }
+  ofOwner = answer.owner;
+  write("owner", ofOwner);
+  me.value = answer;
+  session.value = "signed-in";
+}
+
 /** Look whom the server takes us for, with the key that is kept or with none. Throws ApiError unless it answers that. */
 export async function check() {
   key.value = read("key", { tab: true }) ?? read("key") ?? "";
   try {
-    me.value = await getJson("/api/me");
-    session.value = "signed-in";
+    enter(await getJson("/api/me"));
   } catch (error) {
     if (!(error instanceof ApiError) || ![401, 403].includes(error.status)) throw error;
     ask(key.value || error.status === 403 ? error.message : "");
@@ -36,14 +60,15 @@ export async function signIn(text, { remember = true } = {}) {
   forget(key.value);
   write("key", cleaned, { tab: !remember });
   key.value = cleaned;
-  me.value = answer;
   reason.value = "";
-  session.value = "signed-in";
+  enter(answer);
 }
 
-/** Forget the key; the other tabs that use it are signed out too. */
+/** Forget the key and all that was written here; the other tabs that use the key are signed out too. */
 export function signOut() {
   ask("");
+  removeAllBut(["key", "theme"]);
+  leave();
 }
 
 /** The key in a text that was copied with its surroundings. */

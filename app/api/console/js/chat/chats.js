@@ -2,6 +2,7 @@
 import { getJson } from "../api.js";
 import { refreshConversations } from "../conversations.js";
 import { navigate, route } from "../router.js";
+import { onOtherOwner } from "../session.js";
 import { signal } from "../ui.js";
 import { emptyAnswer, storedAnswer } from "./fold.js";
 import { forget, keep, keptPosts } from "./kept.js";
@@ -9,16 +10,21 @@ import { sampling } from "./settings.js";
 import { cancel, follow } from "./stream.js";
 import { Tree } from "./tree.js";
 
-const chats = new Map();
-let fresh = null;
+const none = () => ({ chats: new Map(), fresh: null });
+const own = signal(none());
+
+onOtherOwner(() => {
+  const { chats, fresh } = own.peek();
+  for (const chat of [...chats.values(), fresh]) chat?.live.peek()?.leave.abort();
+  own.value = none();
+});
 
 // The chat of a conversation; without an id, the one that is about to begin.
 export function chatOf(id) {
-  if (id) {
-    if (!chats.has(id)) chats.set(id, new Chat(id));
-    return chats.get(id);
-  }
-  return (fresh ??= new Chat(null));
+  const { chats, fresh } = own.value;
+  if (!id) return (own.value.fresh = fresh ?? new Chat(null));
+  if (!chats.has(id)) chats.set(id, new Chat(id));
+  return chats.get(id);
 }
 
 let numChats = 0;
@@ -58,7 +64,7 @@ class Chat {
 
   async load() {
     try {
-      const { messages } = await getJson(`/api/conversations/${this.id.value}`);
+      const { messages } = await getJson(`/api/conversations/${encodeURIComponent(this.id.value)}`);
       const leaf = this.path.at(-1)?.id;
       const old = this.tree.byId;
       this.tree = new Tree(messages.map((message) => ({ ...message, answer: storedAnswer(message), ...drawn(old.get(message.id)) })));
@@ -150,15 +156,16 @@ class Chat {
 
   // Takes the ids from the first event.
   learn(live) {
+    if (live.leave.signal.aborted) return; // nobody has this chat any more
     const { message, answer } = live;
     if (live.stopping.peek()) this.stop();
     if (answer.messageId && message.id !== answer.messageId) this.tree.rename(message, answer.messageId);
     if (this.id.peek() || !answer.conversationId) return;
     this.id.value = answer.conversationId;
     this.opened = true;
-    chats.set(answer.conversationId, this);
+    own.peek().chats.set(answer.conversationId, this);
     keep(answer.conversationId, live);
-    fresh = null;
+    own.peek().fresh = null;
     const { name, id } = route.peek();
     if (name === "chat" && id === null) navigate(`#/chat/${answer.conversationId}`, { replace: true });
     refreshConversations();
