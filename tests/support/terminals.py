@@ -46,7 +46,7 @@ class Terminal:
         os.close(theirs)
         os.set_blocking(self._ours, False)
 
-    async def expect(self, text: str, timeout_s: float = 20.0) -> str:
+    async def expect(self, text: str, timeout_s: float = 40.0) -> str:
         """Wait until the text is shown, behind what was expected before; gives what stands between."""
         async with asyncio.timeout(timeout_s):
             while (found := self.shown.find(text, self._seen)) < 0:
@@ -66,7 +66,7 @@ class Terminal:
 
     async def exit_status(self) -> int:
         """Read to the end; gives the exit status."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while await self._read():
                 pass
         return self._process.wait(20)
@@ -131,7 +131,7 @@ class Piped:
     async def read_words(self, count: int) -> None:
         """Read until it has written that many words."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while len(self.out.split()) < count:
                 data = await self.process.stdout.read(4096)
                 assert data, self.out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from app.cli.client_options import Server
 
@@ -27,7 +28,9 @@ def newest_id(server: Server) -> str | None:
 
 def messages_of(server: Server, conversation_id: str) -> list[Message]:
     """All messages, oldest first. Raises Unreachable, Refused."""
-    messages: list[Message] = server.call("GET", f"/api/conversations/{conversation_id}")["messages"]
+    messages: list[Message] = server.call("GET", f"/api/conversations/{quote(conversation_id, safe='')}")[
+        "messages"
+    ]
     return messages
 
 

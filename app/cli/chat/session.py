@@ -106,10 +106,11 @@ class Session:
             for message in line:
                 if message["role"] == "user":
                     readline.add_history(text_of(message))
+        running = line.pop() if line and line[-1]["status"] == "in_progress" else None
         question = conversation.last_question(line)
         self._print(line[line.index(question) :] if question else line[-1:])
-        if line and line[-1]["status"] == "in_progress":
-            self._show(None, line[-1]["request_id"])
+        if running is not None:
+            self._show(None, running["request_id"])
 
     def _question(self, text: str) -> None:
         """Ask a question below the last answer."""
