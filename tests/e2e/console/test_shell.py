@@ -113,7 +113,7 @@ def test_a_remembered_key_is_for_every_tab(context: BrowserContext, server: Cons
 def test_nobody_sees_what_the_one_before_them_did(
     context: BrowserContext, server: ConsoleServer, faults: Faults
 ):
-    """Another owner signs in at the same tab and address: neither the chat, nor the draft, nor the system prompt is left."""
+    """Another owner signs in at the same tab and address: no chat, draft or system prompt is left."""
     faults.allow("status of 401")
     faults.allow("status of 404")
     page = open_sign_in(context, server)
