@@ -60,7 +60,5 @@ def test_the_text_of_a_message_with_images():
     parts = [{"type": "image_url", "image_url": {"url": "data:"}}, {"type": "text", "text": "what?"}]
     assert text_of(message("u", None, "user", parts)) == "[image]\nwhat?"
     assert text_of(message("u", None, "user", parts[:1])) == "[image]"
-    assert split(message("u", None, "user", parts)) == ("what?", parts[:1]), (
-        "the word is in no edited question"
-    )
+    assert split(message("u", None, "user", parts)) == ("what?", parts[:1])
     assert text_of(message("u", None, "user", None)) == ""
