@@ -12,10 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from app.core import Key
-from app.pipeline.trace import Phase, Trace
+from app.pipeline.trace import Trace
 from app.stream.token_stream import TokenStream
 
 RECENT_S = 300.0
@@ -28,7 +28,6 @@ MAX_SAMPLES = 120
 """Samples of the load that are kept: ten minutes."""
 OPENED_ID = 1
 """The last event of a stream of which nothing but the beginning is released."""
-LivePhase = Phase | Literal["held", "resuming"]
 
 
 class LiveRequest(NamedTuple):
@@ -46,15 +45,18 @@ class LiveRequest(NamedTuple):
     def key_name(self) -> str | None:
         return None if self.key is None else self.key.terms.name
 
-    def phase(self, *, engine_ready: bool) -> tuple[LivePhase, float]:
-        """The phase that it is in, and for how many seconds."""
-        phase, begins_s, now_s = self.trace.phases()[-1]
-        for_s = now_s - begins_s
-        if phase in ("prefill", "decode") and not engine_ready:
-            return "resuming", for_s
-        if phase == "decode" and self.stream.last_id <= OPENED_ID:
-            return "held", for_s
-        return phase, for_s
+    def phase(self, *, engine_ready: bool) -> tuple[str, float]:
+        """The stage that it is in, and for how many seconds: one of its trace's, `held` or `resuming`."""
+        stages = self.trace.stages()
+        now_s = stages[-1].ends_s
+        if stages[-1].name == "settle" and self.trace.unfinished:
+            stages.pop()  # another choice goes on
+        name, begins_s, _ = stages[-1]
+        if name in ("prefill", "decode") and not engine_ready:
+            name = "resuming"
+        elif name == "decode" and self.stream.last_id <= OPENED_ID:
+            name = "held"
+        return name, now_s - begins_s
 
 
 class EndedRequest(NamedTuple):

@@ -27,7 +27,7 @@ _MISSING = (
 
 
 class Spans:
-    """One trace for each request: a span for the whole, below it a span for each phase."""
+    """One trace for each request: a span for the whole, below it a span for each stage."""
 
     def __init__(self, endpoint: str) -> None:
         """Raises SettingsError where the endpoint is no URL, or the packages are missing."""
@@ -52,7 +52,7 @@ class Spans:
 
     def record(self, ended: Trace) -> None:
         """Queue the trace of a request that has ended; it continues the caller's `traceparent`."""
-        unix_offset_ns, phases = time.time_ns() - time.monotonic_ns(), ended.phases()
+        unix_offset_ns, stages = time.time_ns() - time.monotonic_ns(), ended.stages()
 
         def unix_ns(at_s: float) -> int:
             return unix_offset_ns + int(at_s * 1e9)
@@ -63,14 +63,15 @@ class Spans:
             self._extract({"traceparent": ended.traceparent}),
             api.SpanKind.SERVER,
             _attributes(fields),
-            start_time=unix_ns(phases[0].begins_s),
+            start_time=unix_ns(stages[0].begins_s),
         )
         inside = api.set_span_in_context(whole)
-        for phase, begins_s, ends_s in phases:
-            self._tracer.start_span(phase, inside, start_time=unix_ns(begins_s)).end(unix_ns(ends_s))
+        for stage in stages:
+            span = self._tracer.start_span(stage.name, inside, start_time=unix_ns(stage.begins_s))
+            span.end(unix_ns(stage.ends_s))
         if fields["error"]:
             whole.set_status(api.StatusCode.ERROR, str(fields["error"]))
-        whole.end(unix_ns(phases[-1].ends_s))
+        whole.end(unix_ns(stages[-1].ends_s))
 
     async def aclose(self) -> None:
         """Send what is queued, as far as the collector takes it in time."""

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from app.core import ChatRequest, Counts, Delta, FinishReason, Prompt
 from app.metering.traffic import Timings
 
-Phase = Literal["preparing", "queued", "prefill", "decode", "ending"]
-"""Where a request is: read and rendered, waiting, in the engine before and after its first token, ended and
-not settled yet."""
 
+class Stage(NamedTuple):
+    """A stage of a request, and its times on the monotonic clock."""
 
-class PhaseTimes(NamedTuple):
-    """A phase of a request, and its times on the monotonic clock."""
-
-    phase: Phase
+    name: str
     begins_s: float
     ends_s: float
 
@@ -48,8 +44,8 @@ class Trace:
 
     def rendered(self, prompt: Prompt) -> None:
         """The prompt is known."""
-        self._rendered_s = time.monotonic()
         self._prompt_tokens = prompt.billed_tokens
+        self._rendered_s = time.monotonic()
 
     def admitted(self) -> None:
         """The request was admitted to the engine."""
@@ -95,18 +91,18 @@ class Trace:
         """The trace of its caller."""
         return self._request.traceparent
 
-    def phases(self) -> list[PhaseTimes]:
-        """The phases that it has reached; the last lasts until now."""
-        begins: Mapping[Phase, float | None] = {
-            "preparing": self._received_s,
-            "queued": self._rendered_s,
+    def stages(self) -> list[Stage]:
+        """The stages that it has reached; the last lasts until now."""
+        begins = {
+            "receive": self._received_s,
+            "queue": self._rendered_s,
             "prefill": self._admitted_s,
             "decode": self._first_token_s,
-            "ending": None if self.unfinished else self._last_token_s,
+            "settle": self._last_token_s,
         }
-        reached = [(phase, at_s) for phase, at_s in begins.items() if at_s is not None]
+        reached = [(name, at_s) for name, at_s in begins.items() if at_s is not None]
         ends_s = [*(at_s for _, at_s in reached[1:]), time.monotonic()]
-        return [PhaseTimes(phase, at_s, end_s) for (phase, at_s), end_s in zip(reached, ends_s, strict=True)]
+        return [Stage(name, at_s, end_s) for (name, at_s), end_s in zip(reached, ends_s, strict=True)]
 
     def timings(self) -> Timings:
         """The times until now, in seconds."""

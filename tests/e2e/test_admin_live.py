@@ -93,7 +93,7 @@ async def test_who_waits_has_a_place_and_who_is_unread_a_time(serve: Serve):
     waiting = [await begun(served, "hello", max_tokens=900, ignore_eos=True) for _ in range(2)]
     await until(lambda: len(served.runtime.backends.large.admission.queue) == 2)
     seen = (await get(served, "/api/admin/requests"))["data"]
-    assert [(r["phase"], r["position"]) for r in seen] == [("decode", None), ("queued", 1), ("queued", 2)]
+    assert [(r["phase"], r["position"]) for r in seen] == [("decode", None), ("queue", 1), ("queue", 2)]
     [model] = (await get(served, "/api/admin/live"))["models"]
     assert model["queued"]["standard"]["requests"] == 2
     assert model["kv"]["max_tokens"] == 1000
@@ -189,7 +189,7 @@ async def test_nothing_of_it_is_called_for_a_token(serve: Serve, monkeypatch: py
 
         monkeypatch.setattr(owner, name, counting)
 
-    for owner, name in ((Trace, "phase"), (Trace, "fields"), (type(served.runtime.live), "noted")):
+    for owner, name in ((Trace, "stages"), (Trace, "fields"), (type(served.runtime.live), "noted")):
         count(owner, name)
     counted = []
     for tokens in ("2", "200"):

@@ -1,4 +1,4 @@
-"""OpenTelemetry: a trace of each request reaches a collector, with its phases, and with none of its text."""
+"""OpenTelemetry: a trace of each request reaches a collector, with its stages, and with none of its text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.collector import Collector, collector
 from tests.support.servers import Serve, chat
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-PHASES = ["preparing", "queued", "prefill", "decode", "ending"]
+STAGES = ["receive", "queue", "prefill", "decode", "settle"]
 
 
 @pytest.fixture
@@ -27,28 +27,28 @@ def attributes(span: Any) -> dict[str, Any]:
     return {pair.key: pair.value.string_value or pair.value.int_value for pair in span.attributes}
 
 
-async def test_a_request_is_a_trace_of_its_phases(serve: Serve, collected: Collector) -> None:
-    """One span for the whole, and one for each phase, end to end, below it; names, counts and no text."""
+async def test_a_request_is_a_trace_of_its_stages(serve: Serve, collected: Collector) -> None:
+    """One span for the whole, and one for each stage, end to end, below it; names, counts and no text."""
     served = await serve(Script(tokens=9, prefill_s=0.05), otlp_endpoint=collected.url)
     answer = await served.post(chat("a secret question"))
     await served.runtime.aclose()
     assert set(collected.paths) == {"/v1/traces"}
     assert collected.resource["service.name"] == "tokenring"
-    *phases, whole = collected.spans
-    assert [span.name for span in phases] == PHASES
-    assert {span.parent_span_id for span in phases} == {whole.span_id}
-    assert {span.trace_id for span in phases} == {whole.trace_id}
-    edges = [whole.start_time_unix_nano, *(span.end_time_unix_nano for span in phases)]
-    assert edges[:-1] == [span.start_time_unix_nano for span in phases]
+    *stages, whole = collected.spans
+    assert [span.name for span in stages] == STAGES
+    assert {span.parent_span_id for span in stages} == {whole.span_id}
+    assert {span.trace_id for span in stages} == {whole.trace_id}
+    edges = [whole.start_time_unix_nano, *(span.end_time_unix_nano for span in stages)]
+    assert edges[:-1] == [span.start_time_unix_nano for span in stages]
     assert edges[-1] == whole.end_time_unix_nano
-    assert phases[2].end_time_unix_nano - phases[2].start_time_unix_nano >= 0.05e9
+    assert stages[2].end_time_unix_nano - stages[2].start_time_unix_nano >= 0.05e9
     assert whole.name == "chat scripted"
     said = attributes(whole)
     assert said["gen_ai.response.id"] == answer.headers["x-request-id"]
     assert (said["gen_ai.usage.output_tokens"], said["gen_ai.response.finish_reasons"]) == (9, "stop")
     sent = b"".join(collected.bodies)
     assert b"secret" not in sent
-    assert b"ring" not in sent.replace(b"tokenring", b"").replace(b"preparing", b"")  # a word of the answer
+    assert b"ring" not in sent.replace(b"tokenring", b"")  # a word of the answer
 
 
 async def test_the_trace_of_the_caller_goes_on(serve: Serve, collected: Collector) -> None:
@@ -66,12 +66,12 @@ async def test_the_trace_of_the_caller_goes_on(serve: Serve, collected: Collecto
 
 
 async def test_a_request_that_fails_is_an_error(serve: Serve, collected: Collector) -> None:
-    """The last phase is the one that it failed in, and the code of the error stands in the trace."""
+    """The last stage is the one that it failed in, and the code of the error stands in the trace."""
     served = await serve(Script(tokens=9, fault="fail", fault_after=4), otlp_endpoint=collected.url)
     await served.post(chat())
     await served.runtime.aclose()
-    *phases, whole = collected.spans
-    assert [span.name for span in phases] == PHASES[:4]
+    *stages, whole = collected.spans
+    assert [span.name for span in stages] == STAGES[:4]
     assert (whole.status.code, whole.status.message) == (2, "engine_failed")
     assert attributes(whole)["error.type"] == "engine_failed"
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
+import shutil
 import signal
 import sqlite3
 from collections.abc import AsyncIterator
@@ -13,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from playwright.async_api import Route, async_playwright, expect
 
 from app.store.database import FILE_NAME
 from tests.support.preloaded import Preloaded, named
@@ -31,6 +35,7 @@ FLAGS = (
     "--data-dir",
     "data",
 )
+CHROMIUM = shutil.which("chromium")
 TOKENS = 600
 """Some seconds of one stream, so that a process is lost within it."""
 STREAMS = 4
@@ -149,6 +154,33 @@ async def test_streams_go_on_when_a_process_stands_still(server: ServerProcess) 
         counts = transcript.usage["prompt_tokens"], transcript.usage["completion_tokens"]
         assert ledger[transcript.stream_id or ""] == ("settled", *counts, "length")
     assert ledger[stopped.id][0] == "settled"
+
+
+async def long_answer(route: Route) -> None:
+    """A question of the console, with an answer that lasts."""
+    body = json.loads(route.request.post_data or "") | {"max_tokens": TOKENS, "ignore_eos": True}
+    await route.continue_(post_data=json.dumps(body))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (scripts/setup --dev)")
+async def test_the_console_waits_for_the_engine(server: ServerProcess) -> None:
+    """The page says what the server does meanwhile, and draws the rest in the same answer."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = await browser.new_page()
+        await page.route("**/api/chat/completions", long_answer)
+        await page.goto(f"http://127.0.0.1:{await server.port()}/")
+        field = page.get_by_label("Message", exact=True)
+        await field.fill("Tell me about ring 7.")
+        await field.press("Enter")
+        await expect(page.locator(".md")).to_contain_text(re.compile(r"\w \w"), timeout=30_000)
+        lose(server, "scheduler", signal.SIGKILL)
+        await expect(page.locator(".progress")).to_contain_text("restarting", timeout=30_000)
+        before = await page.locator(".md").inner_text()
+        await expect(page.locator(".answer .facts")).to_contain_text("tokens", timeout=RETURN_S * 1000)
+        assert len(await page.locator(".md").inner_text()) > len(before)
+        await expect(page.locator(".ending")).to_contain_text("token limit")
+        await browser.close()
 
 
 async def test_the_metrics_and_the_log_tell_of_it(server: ServerProcess) -> None:

@@ -24,8 +24,11 @@ WAIT_S = 20.0
 class ConsoleServer:
     """`python -m app serve` with the scripted engine; it can be stopped, and started on its port and data."""
 
-    def __init__(self, folder: Path, *flags: str, script: str = "rate=200,tokens=40") -> None:
+    def __init__(
+        self, folder: Path, *flags: str, script: str = "rate=200,tokens=40", start_s: float = WAIT_S
+    ) -> None:
         self.folder = folder
+        self._start_s = start_s
         self.flags = ["--engine", "scripted", "--scripted", script, "--safety", "off", *flags]
         self.port = 0
         self.key = ""
@@ -51,7 +54,7 @@ class ConsoleServer:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
             )
-        end_s = time.monotonic() + WAIT_S
+        end_s = time.monotonic() + self._start_s
         while not _logged(log, "ready"):
             assert self._process.poll() is None, log.read_text()
             assert time.monotonic() < end_s, log.read_text()
@@ -115,7 +118,8 @@ class Faults:
 
 def open_signed_in(page: Page, url: str, key: str) -> None:
     """Open the console as somebody who told this browser their key earlier."""
-    page.add_init_script(f"localStorage.setItem('tokenring.key', {json.dumps(key)})")
+    set_key = "sessionStorage.opened ??= localStorage['tokenring.key'] = "  # once: a sign-out is kept
+    page.add_init_script(set_key + json.dumps(key))
     page.goto(url)
     expect(page.get_by_role("navigation", name="Pages")).to_be_visible()
 

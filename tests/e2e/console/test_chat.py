@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect
 
 from tests.support.console import Faults, axe, module_of
 from tests.support.screens import HARM
@@ -41,18 +42,15 @@ HOSTILE = (
     '<a href="javascript:pwned=1">c</a> <svg onload=window.pwned=1> <iframe src=//other.example></iframe> '
     "<style>*{display:none}</style> <form action=//other.example><input></form>"
 )
-LONG_TASKS_OF_AN_ANSWER = """() => new Promise((resolve) => {
-    const tasks = [];
-    new PerformanceObserver((list) => tasks.push(...list.getEntries().map(({ duration }) => duration)))
-        .observe({ type: "longtask" });
+END_OF_ANSWER = """() => new Promise((resolve) => {
     const answered = new MutationObserver(() => {
         if (document.querySelector(".answer[aria-busy=true]")) return;
         answered.disconnect();
-        setTimeout(() => resolve(tasks), 500);
+        setTimeout(resolve, 500);
     });
     answered.observe(document.querySelector(".log"), { subtree: true, attributeFilter: ["aria-busy"] });
 })"""
-"""How long tasks over 50 ms took while the rest of an answer came."""
+"""Waits without looking all the time, which would cost the page more than the answer does."""
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +238,7 @@ def test_an_image_goes_with_the_message(page: Page, faults: Faults):
     expect(page.locator(".thumb")).to_have_count(0)
     page.route("**/api/models", with_vision)
     page.reload()
-    expect(page.get_by_label("Model")).to_have_value("scripted")
+    expect(page.get_by_label("Model", exact=True)).to_have_value("scripted")
     page.locator("input[type=file]").set_input_files(image)
     expect(page.locator(".thumb")).to_have_count(1)
     faults.allow("400")
@@ -293,6 +291,36 @@ def test_the_keyboard_writes_sends_and_edits(page: Page):
     expect(page.get_by_label("Edit your message")).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.get_by_label("Edit your message")).to_have_count(0)
+
+
+def test_a_refused_question_can_be_changed(page: Page, faults: Faults):
+    """What was refused is in no store: it is edited in place, and there is one branch."""
+    refusal = {"error": {"message": "No.", "type": "invalid_request_error", "code": "content_filter"}}
+    page.route(COMPLETIONS, lambda route: route.fulfill(status=400, json=refusal), times=1)
+    faults.allow("400")
+    ask(page, "something refused")
+    expect(page.get_by_role("alert")).to_contain_text("No.")
+    page.locator(".asked").hover()
+    page.get_by_label("Edit", exact=True).click()
+    page.get_by_label("Edit your message").fill("something else")
+    page.keyboard.press("Enter")
+    expect(answers(page)).to_contain_text("something else")
+    wait_for_end(page)
+    expect(page.locator(".asked")).to_have_count(1)
+    expect(page.locator(".siblings")).to_have_count(0)
+
+
+def test_text_and_code_are_copied(page: Page, context: BrowserContext):
+    """An answer as the Markdown that it is, code without its fence."""
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    ask(page, MARKDOWN[3][:40])
+    wait_for_end(page)
+    for button, text in (
+        (answers(page).get_by_label("Copy", exact=True), MARKDOWN[3][:40].strip()),
+        (page.get_by_role("button", name="Copy").filter(has_text="Copy"), "def f(x):\n    return x"),
+    ):
+        button.click()
+        assert page.evaluate("navigator.clipboard.readText()").strip().startswith(text)
 
 
 def test_a_system_prompt_begins_a_new_chat(page: Page, server: SpeakingServer):
@@ -349,17 +377,20 @@ def long_chat(server: SpeakingServer, messages: int) -> str:
     return conversation_id
 
 
-@pytest.mark.timed
-def test_200_tokens_a_second_into_10_000_messages(page: Page, server: SpeakingServer):
-    """No task over 50 ms while the answer is drawn, and few messages are in the page."""
+def test_200_tokens_a_second_into_10_000_messages(page: Page, server: SpeakingServer, browser: Browser):
+    """No task takes 50 ms of processor time while the answer is drawn, and few messages are in the page."""
     conversation_id = long_chat(server, 9_990)
     page.goto(f"{server.url}#/chat/{conversation_id}")
     expect(page.locator("article").last).to_contain_text("word59")
     text = "\n\n".join(MARKDOWN[:3] * 6)
-    long_tasks_ms: list[list[float]] = []
-    while len(long_tasks_ms) < 3 and [] not in long_tasks_ms:  # another process may have had the processor
-        ask(page, f"{QUICKLY}\n\n{text}")
-        expect(answers(page).last).to_contain_text("Title")
-        long_tasks_ms.append(page.evaluate(LONG_TASKS_OF_AN_ANSWER))
-        assert page.locator("article").count() < 60
-    assert [] in long_tasks_ms, long_tasks_ms
+    ask(page, f"{QUICKLY}\n\n{text}")
+    expect(answers(page).last).to_contain_text("Title")
+    browser.start_tracing(page=page, categories=["toplevel"])
+    page.evaluate(END_OF_ANSWER)
+    trace = json.loads(browser.stop_tracing())["traceEvents"]
+    tasks_ms = [
+        event["tdur"] / 1000 for event in trace if event["name"].endswith("RunTask") and "tdur" in event
+    ]
+    assert len(tasks_ms) > 100
+    assert max(tasks_ms) < 50
+    assert page.locator("article").count() < 60

@@ -164,6 +164,14 @@ def test_the_keyboard_is_enough(ann: Page):
     ann.keyboard.press("Escape")
     expect(ann.get_by_role("button", name=f"Actions for {ARABIC}")).to_be_focused()
     expect(ann.get_by_role("menu")).to_have_count(0)
+    button = ann.get_by_role("button", name=f"Actions for {ARABIC}")
+    button.click()
+    expect(ann.get_by_role("menuitem", name="Rename")).to_be_focused()
+    button.click()
+    expect(ann.get_by_role("menu")).to_have_count(0)
+    button.click()
+    ann.get_by_role("main").click()
+    expect(button).to_have_attribute("aria-expanded", "false")
 
 
 def test_a_conversation_that_is_being_answered_is_marked(ann: Page, server: ConsoleServer, owner: str):

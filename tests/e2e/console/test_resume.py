@@ -103,6 +103,22 @@ def test_a_question_whose_connection_failed_is_asked_under_its_key_again(page: P
     assert page.locator(".asked").count() == 1
 
 
+def test_a_reload_before_the_first_event_asks_again(page: Page):
+    """The question and its key outlive the page; it is asked once."""
+    keys = []
+    page.on(
+        "request", lambda r: keys.append(r.headers.get("idempotency-key")) if r.method == "POST" else None
+    )
+    page.route("**/api/chat/completions", lambda _route: None, times=1)  # no answer comes
+    page.get_by_label("Message", exact=True).fill("go on")
+    page.keyboard.press("Enter")
+    expect(page.locator(".answer[aria-busy=true]")).to_be_visible()
+    page.reload()
+    check_whole(page)
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+
+
 def test_a_stopped_server_goes_on_after_its_restart(page: Page, server: ConsoleServer, faults: Faults):
     """SIGTERM suspends the answer; the next process continues it in the same page."""
     faults.allow("ERR_")

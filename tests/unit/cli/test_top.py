@@ -37,7 +37,7 @@ REQUEST: dict[str, Any] = {
     "key_name": "Ann's \x1b[2Jlaptop",
     "owner": "ann",
     "model": "llama",
-    "phase": "queued",
+    "phase": "queue",
     "phase_s": 0.42,
     "age_s": 185.0,
     "position": 2,
@@ -81,7 +81,7 @@ def test_without_a_terminal_one_table_is_printed(capsys: pytest.CaptureFixture[s
         "  TPOT p50 12 p99 50 ms  cache 50%"
     )
     assert heads.split()[:4] == ["id", "key", "model", "phase"]
-    cells = "chatcmpl-0123456789 Ann's [2Jlaptop llama queued 0.4s 3m05s 2 1,200 0 0 0 stops in 12 s"
+    cells = "chatcmpl-0123456789 Ann's [2Jlaptop llama queue 0.4s 3m05s 2 1,200 0 0 0 stops in 12 s"
     assert " ".join(row.split()) == cells
 
 

@@ -17,10 +17,12 @@ KEY = Key("tr-1", "ann", KeyTerms("Ann's laptop"), 0)
 
 
 class Request:
-    """A request that the test takes through its phases by hand."""
+    """A request that the test takes through its stages by hand."""
 
-    def __init__(self, request_id: str = "chatcmpl-1", counts: dict[int, Counts] | None = None) -> None:
-        chat = ChatRequest(request_id, "ann", "m", {}, 0)
+    def __init__(
+        self, request_id: str = "chatcmpl-1", counts: dict[int, Counts] | None = None, n: int = 1
+    ) -> None:
+        chat = ChatRequest(request_id, "ann", "m", {}, 0, n=n)
         self.trace = Trace(chat, counts, key_id=KEY.id)
         self.stream = cast(
             "TokenStream", SimpleNamespace(request=chat, request_id=request_id, cancelled=None, last_id=0)
@@ -34,7 +36,7 @@ class Request:
             self.trace.finished(delta)
 
     def phase(self, *, engine_ready: bool = True) -> str:
-        """The phase that admins see."""
+        """The stage that admins see."""
         return LiveRequest(self.trace, self.stream, KEY).phase(engine_ready=engine_ready)[0]
 
 
@@ -58,14 +60,22 @@ def test_a_request_is_seen_in_each_of_its_phases():
     seen.append(request.phase())
     request.generate(2, "stop")
     seen.append(request.phase())
-    assert seen == ["preparing", "queued", "prefill", "held", "decode", "ending"]
+    assert seen == ["receive", "queue", "prefill", "held", "decode", "settle"]
+
+
+def test_a_request_is_settled_when_all_its_choices_have_ended():
+    """Until then the others are generated."""
+    request = Request(n=2)
+    request.generate(1, "stop")
+    cast("Any", request.stream).last_id = 2
+    assert request.phase() == "decode"
 
 
 def test_a_request_whose_engine_is_away_is_resuming_and_one_that_waits_is_not():
     """A restart concerns those that the engine had."""
     request = Request()
     request.trace.rendered(Prompt(range(9), 50, None))
-    assert request.phase(engine_ready=False) == "queued"
+    assert request.phase(engine_ready=False) == "queue"
     request.trace.admitted()
     assert request.phase(engine_ready=False) == "resuming"
 

@@ -104,33 +104,24 @@ def test_one_token_has_no_time_per_token(clock: Clock):
     assert trace.fields()["tpot_ms"] is None
 
 
-def test_phases_follow_each_other(clock: Clock):
+def test_stages_follow_each_other(clock: Clock):
     """Each begins where the one before ends; a request that waits has reached the second."""
     trace = Trace(request())
     clock.now_s = 101.0
     trace.rendered(Prompt(range(7), 50, None))
     clock.now_s = 103.0
-    assert trace.phases() == [("preparing", 100.0, 101.0), ("queued", 101.0, 103.0)]
+    assert trace.stages() == [("receive", 100.0, 101.0), ("queue", 101.0, 103.0)]
     trace.admitted()
     clock.now_s = 104.0
     passed_on(trace, Delta(0, "text", "a", (1,), Counts(7, 1)))
     clock.now_s = 106.0
     passed_on(trace, Delta(0, "text", "", (), Counts(7, 1), "stop"))
     clock.now_s = 107.0
-    assert trace.phases()[2:] == [
+    assert trace.stages()[2:] == [
         ("prefill", 103.0, 104.0),
         ("decode", 104.0, 106.0),
-        ("ending", 106.0, 107.0),
+        ("settle", 106.0, 107.0),
     ]
-
-
-def test_a_request_one_choice_of_which_has_ended_is_still_in_decode(clock: Clock):
-    """It ends with the last of them; if it fails before, that is the phase in which it failed."""
-    trace = Trace(request(n=2))
-    passed_on(trace, Delta(0, "text", "", (1,), Counts(7, 1), "stop"))
-    assert trace.phases()[-1].phase == "decode"
-    passed_on(trace, Delta(1, "text", "", (2,), Counts(7, 1), "stop"))
-    assert trace.phases()[-1].phase == "ending"
 
 
 @pytest.mark.parametrize(("cached_tokens", "hit"), [(0, False), (3, False), (4, True), (8, True)])

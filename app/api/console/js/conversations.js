@@ -1,8 +1,7 @@
 // The conversations of the side bar: pages of the server's list, and what is done to one of them.
 import { ApiError, getJson, key, sendJson } from "./api.js";
 import { navigate, route } from "./router.js";
-import { onOtherOwner } from "./session.js";
-import { signal } from "./ui.js";
+import { effect, signal } from "./ui.js";
 
 const PAGE = 50;
 const POLL_MS = 4000;
@@ -21,7 +20,7 @@ let refreshing = null;
 let isStale = false;
 let timer = 0;
 
-/** Read the newest page again, and keep what is loaded below it. Never throws: `listing` has the error. */
+/** Read the newest page again, and of what is loaded below it what may be otherwise. Never throws: `listing` has the error. */
 export function refreshConversations() {
   isStale = refreshing !== null;
   refreshing ??= refresh().finally(() => {
@@ -34,19 +33,26 @@ export function refreshConversations() {
 async function refresh() {
   const asked = key.peek();
   try {
-    const page = await getJson(`/api/conversations?limit=${PAGE}`);
-    if (asked !== key.peek()) return; // another key's list
-    const last = page.data.at(-1);
-    const known = conversations.peek();
-    const at = last ? known.findIndex((entry) => entry.id === last.id) : -1;
-    const older = page.has_more && at >= 0 ? known.slice(at + 1) : [];
+    let [page, data, older] = [null, [], []];
+    do {
+      page = await getJson(`/api/conversations?limit=${PAGE}${page ? `&cursor=${encodeURIComponent(page.next_cursor)}` : ""}`);
+      if (asked !== key.peek()) return; // another key's list
+      data = [...data, ...page.data];
+      const at = conversations.peek().findIndex((entry) => entry.id === data.at(-1)?.id);
+      older = page.has_more && at >= 0 ? conversations.peek().slice(at + 1) : [];
+    } while (older.some(changes));
     if (!older.length) cursor = page.next_cursor;
-    conversations.value = [...page.data, ...older];
+    conversations.value = [...data, ...older];
     listing.value = { state: "ready", hasMore: cursor !== null, error: null };
     poll();
   } catch (error) {
     listing.value = { ...listing.peek(), state: "failed", error: said(error) };
   }
+}
+
+/** Whether an entry far below has to be read again: it is being answered, or is open and may be. */
+function changes(entry) {
+  return entry.in_progress || (route.peek().name === "chat" && route.peek().id === entry.id);
 }
 
 /** While an answer is generated somewhere, look whether it has ended. */
@@ -121,7 +127,8 @@ function said(error) {
   return error instanceof ApiError ? error.message : String(error);
 }
 
-onOtherOwner(() => {
+effect(() => {
+  key.value; // another key has other conversations
   cursor = null;
   conversations.value = [];
   deleted.value = [];

@@ -4,6 +4,8 @@ import { effect, signal } from "./ui.js";
 
 const SOON_MS = 1500;
 const SELDOM_MS = 20_000;
+/** A network that swallows requests is no better than none. */
+const PATIENCE_MS = 8000;
 
 /**
  * `state` is "ready", "waiting" (it starts, restarts its engine or stops), "away" (no answer) or "offline" (this
@@ -24,7 +26,7 @@ export async function look() {
   asking = true;
   clearTimeout(timer);
   try {
-    await getJson("/readyz", { key: "" });
+    await getJson("/readyz", { key: "", signal: AbortSignal.timeout(PATIENCE_MS) });
     set("ready");
   } catch (error) {
     if (error.body?.phase) set("waiting", error.body.phase);

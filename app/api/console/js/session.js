@@ -1,9 +1,11 @@
 // Who uses the console: the key, and what the server says of its owner.
 import { ApiError, getJson, key, refusals } from "./api.js";
-import { read, removeAllBut, write } from "./storage.js";
+import { clear, read, write } from "./storage.js";
 import { effect, signal } from "./ui.js";
 
 export { key } from "./api.js";
+
+const PATIENCE_MS = 8000;
 
 /** The answer of GET /api/me; null while nobody is signed in. */
 export const me = signal(null);
@@ -14,36 +16,11 @@ export const session = signal("checking");
 /** Why a key is asked for, in words; empty for no reason but that there is none. */
 export const reason = signal("");
 
-const resets = [];
-/** Whose drafts, settings and chats this tab has; null for nobody's. */
-let ofOwner = read("owner");
-
-/** Call `reset` at a sign-out, and when another owner signs in than was here before: nobody sees another's texts. */
-export function onOtherOwner(reset) {
-  resets.push(reset);
-}
-
-function leave() {
-  ofOwner = null;
-  for (const reset of resets) reset();
-}
-
-function enter(answer) {
-  if (ofOwner !== answer.owner) {
-    if (read("owner") !== answer.owner) removeAllBut(["key", "theme"]);
-    leave();
-  }
-  ofOwner = answer.owner;
-  write("owner", ofOwner);
-  me.value = answer;
-  session.value = "signed-in";
-}
-
 /** Look whom the server takes us for, with the key that is kept or with none. Throws ApiError unless it answers that. */
 export async function check() {
   key.value = read("key", { tab: true }) ?? read("key") ?? "";
   try {
-    enter(await getJson("/api/me"));
+    enter(await getJson("/api/me", { signal: AbortSignal.timeout(PATIENCE_MS) }));
   } catch (error) {
     if (!(error instanceof ApiError) || ![401, 403].includes(error.status)) throw error;
     ask(key.value || error.status === 403 ? error.message : "");
@@ -57,18 +34,28 @@ export async function signIn(text, { remember = true } = {}) {
     throw new ApiError(0, { code: "invalid_key", message: "That is no key: a key has letters, digits and signs, without spaces." });
   }
   const answer = await getJson("/api/me", { key: cleaned });
-  forget(key.value);
-  write("key", cleaned, { tab: !remember });
   key.value = cleaned;
-  reason.value = "";
   enter(answer);
+  write("key", cleaned, { tab: !remember });
 }
 
-/** Forget the key and all that was written here; the other tabs that use the key are signed out too. */
+/** What somebody else left in this browser, as drafts, is not for whom the server names now. */
+function enter(answer) {
+  if (read("owner") !== answer.owner) {
+    const kept = [true, false].map((tab) => [read("key", { tab }), { tab }]);
+    clear();
+    for (const [text, place] of kept) write("key", text, place);
+  }
+  write("owner", answer.owner);
+  me.value = answer;
+  reason.value = "";
+  session.value = "signed-in";
+}
+
+/** Forget the key and all else of this person; the other tabs that use the key are signed out too. */
 export function signOut() {
+  clear();
   ask("");
-  removeAllBut(["key", "theme"]);
-  leave();
 }
 
 /** The key in a text that was copied with its surroundings. */
@@ -80,11 +67,18 @@ function forget(text) {
   for (const tab of [true, false]) if (read("key", { tab }) === text) write("key", null, { tab });
 }
 
+/** Ask for a key. Who was signed in leaves nothing in the page's memory: it is loaded again. */
 function ask(why) {
   forget(key.value);
+  if (session.peek() === "signed-in") {
+    write("reason", why || null, { tab: true });
+    session.value = "checking";
+    location.reload();
+    return;
+  }
   key.value = "";
-  me.value = null;
-  reason.value = why;
+  reason.value = why || (read("reason", { tab: true }) ?? "");
+  write("reason", null, { tab: true });
   session.value = "signed-out";
 }
 
@@ -99,5 +93,5 @@ effect(() => {
 // Another tab has signed in or out.
 window.addEventListener("storage", (event) => {
   const isKeys = event.key === "tokenring.key" || event.key === null;
-  if (isKeys && !read("key", { tab: true }) && (read("key") ?? "") !== key.value) check().catch(() => {});
+  if (isKeys && !read("key", { tab: true }) && (read("key") ?? "") !== key.value) location.reload();
 });

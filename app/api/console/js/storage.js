@@ -12,16 +12,6 @@ export function read(name, { tab = false } = {}) {
   return attempt(() => (tab ? sessionStorage : localStorage).getItem(`tokenring.${name}`));
 }
 
-/** Remove all that is kept, but for these names. */
-export function removeAllBut(names) {
-  const kept = names.map((name) => `tokenring.${name}`);
-  for (const storage of [() => localStorage, () => sessionStorage]) {
-    attempt(() => {
-      for (const name of Object.keys(storage())) if (name.startsWith("tokenring.") && !kept.includes(name)) storage().removeItem(name);
-    });
-  }
-}
-
 /** Keep a value; null removes it. */
 export function write(name, value, { tab = false } = {}) {
   attempt(() => {
@@ -29,4 +19,12 @@ export function write(name, value, { tab = false } = {}) {
     if (value === null) storage.removeItem(`tokenring.${name}`);
     else storage.setItem(`tokenring.${name}`, value);
   });
+}
+
+/** Forget everything of a person in this browser and this tab; the theme stays. */
+export function clear() {
+  for (const storage of attempt(() => [localStorage, sessionStorage]) ?? []) {
+    const names = Object.keys(storage).filter((name) => name.startsWith("tokenring.") && name !== "tokenring.theme");
+    for (const name of names) storage.removeItem(name);
+  }
 }

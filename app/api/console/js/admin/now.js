@@ -9,13 +9,13 @@ import { Confirm, Plot, Table, Trouble } from "./parts.js";
 const EVERY_MS = 2000;
 const LIMIT = 100;
 const PHASES = {
-  preparing: "The request is read, screened and rendered",
-  queued: "It waits for room in the engine",
+  receive: "The request is read, screened and rendered",
+  queue: "It waits for room in the engine",
   prefill: "The engine reads the prompt",
   held: "The screens hold what is generated until it is judged",
   decode: "Tokens are generated",
   resuming: "The engine is away; the answer continues when it is back",
-  ending: "The answer is complete and is being settled",
+  settle: "The answer is complete and is being settled",
 };
 const WHY = {
   admin: "stopped by an admin",

@@ -1,37 +1,46 @@
 // The open chats of this tab: the messages of each conversation, and the answers that are on their way.
 import { getJson } from "../api.js";
 import { refreshConversations } from "../conversations.js";
+import { notify } from "../notices.js";
 import { navigate, route } from "../router.js";
-import { onOtherOwner } from "../session.js";
-import { signal } from "../ui.js";
-import { emptyAnswer, storedAnswer } from "./fold.js";
+import { me } from "../session.js";
+import { read, write } from "../storage.js";
+import { effect, signal } from "../ui.js";
+import { emptyAnswer, storedAnswer, textOf } from "./fold.js";
 import { forget, keep, keptPosts } from "./kept.js";
 import { sampling } from "./settings.js";
 import { cancel, follow } from "./stream.js";
 import { Tree } from "./tree.js";
 
-const none = () => ({ chats: new Map(), fresh: null });
-const own = signal(none());
-
-onOtherOwner(() => {
-  const { chats, fresh } = own.peek();
-  for (const chat of [...chats.values(), fresh]) chat?.live.peek()?.leave.abort();
-  own.value = none();
-});
+const chats = new Map();
+let fresh = null;
 
 // The chat of a conversation; without an id, the one that is about to begin.
 export function chatOf(id) {
-  const { chats, fresh } = own.value;
-  if (!id) return (own.value.fresh = fresh ?? new Chat(null));
-  if (!chats.has(id)) chats.set(id, new Chat(id));
-  return chats.get(id);
+  if (id) {
+    if (!chats.has(id)) chats.set(id, new Chat(id));
+    return chats.get(id);
+  }
+  return (fresh ??= new Chat(null));
 }
+
+// What one owner has read here is not for the next.
+let owner = null;
+effect(() => {
+  const { owner: name = null } = me.value ?? {};
+  if (name === owner) return;
+  owner = name;
+  for (const chat of [fresh, ...chats.values()]) chat?.live.peek()?.leave.abort();
+  chats.clear();
+  fresh = null;
+});
 
 let numChats = 0;
 let localIds = 0;
 const localId = () => `local-${++localIds}`;
 const isLocal = (id) => id?.startsWith("local-");
 const DRAW_MS = 40; // between drawings of an answer on its way
+const LATER_MS = 3000;
 
 class Chat {
   constructor(id) {
@@ -43,7 +52,17 @@ class Chat {
     this.live = signal(null); // the answer on its way
     this.problem = signal(null); // {error, until, again}: the last request, or the reading of the chat, failed
     this.loading = signal(Boolean(id));
-    this.opened = false;
+    this.draft = signal(read(this.draftName()) ?? "");
+  }
+
+  draftName() {
+    return `draft.${me.peek()?.owner}.${this.id.peek() ?? "new"}`;
+  }
+
+  // The text that is being written survives a reload.
+  write(text) {
+    this.draft.value = text;
+    write(this.draftName(), text || null);
   }
 
   redraw() {
@@ -53,31 +72,31 @@ class Chat {
 
   // Reads the conversation, and goes on with what this page was waiting for before it was reloaded.
   async open() {
-    if (this.opened) return;
-    this.opened = true;
-    const kept = keptPosts().find((entry) => entry.conversationId === this.id.value);
-    if (this.id.value) await this.load();
-    if (!kept || this.problem.value) return;
-    if (this.live.value || kept.answer.id) forget(kept);
+    if (this.live.peek()) return;
+    const kept = keptPosts().find((entry) => entry.conversationId === this.id.peek());
+    if (this.id.peek()) await this.load();
+    if (!kept || this.problem.peek()) return;
+    if (this.live.peek() || kept.answer.id) forget(kept);
     else this.begin(kept);
   }
 
   async load() {
+    this.giveBack();
     try {
-      const { messages } = await getJson(`/api/conversations/${encodeURIComponent(this.id.value)}`);
+      const { messages } = await getJson(`/api/conversations/${encodeURIComponent(this.id.peek())}`);
       const leaf = this.path.at(-1)?.id;
       const old = this.tree.byId;
       this.tree = new Tree(messages.map((message) => ({ ...message, answer: storedAnswer(message), ...drawn(old.get(message.id)) })));
       if (this.tree.byId.has(leaf)) this.tree.choose(leaf);
       this.problem.value = null;
     } catch (error) {
-      this.opened = false;
       this.problem.value = { error, until: 0, again: () => this.open() };
+      if ([0, 503].includes(error.status)) setTimeout(() => this.problem.peek()?.error === error && this.open(), LATER_MS);
     }
     this.loading.value = false;
     this.redraw();
     const running = [...this.tree.byId.values()].find((message) => message.status === "in_progress");
-    if (running && !this.live.value) this.attach(running);
+    if (running && !this.live.peek()) this.attach(running);
   }
 
   attach(message) {
@@ -144,11 +163,16 @@ class Chat {
       error = refusal;
     }
     for (const name of ["pagehide", "visibilitychange"]) removeEventListener(name, keepNow);
+    if (!me.peek()) return; // signed out: it goes on when its owner is back
     forget(live);
     this.live.value = null;
     if (error) this.fail(message, error);
-    else message.status = live.stopping.value ? "cancelled" : answer.error ? "failed" : "complete";
+    else message.status = live.stopping.peek() ? "cancelled" : answer.error ? "failed" : "complete";
     if (answer.finish === "content_filter") message.status = "blocked";
+    if (!error && !answer.id) {
+      message.status = "unsent"; // given up before the server had it
+      this.giveBack();
+    }
     draw();
     this.redraw();
     refreshConversations();
@@ -156,28 +180,33 @@ class Chat {
 
   // Takes the ids from the first event.
   learn(live) {
-    if (live.leave.signal.aborted) return; // nobody has this chat any more
     const { message, answer } = live;
     if (live.stopping.peek()) this.stop();
     if (answer.messageId && message.id !== answer.messageId) this.tree.rename(message, answer.messageId);
     if (this.id.peek() || !answer.conversationId) return;
+    write(this.draftName(), null);
     this.id.value = answer.conversationId;
-    this.opened = true;
-    own.peek().chats.set(answer.conversationId, this);
+    this.write(this.draft.peek());
+    chats.set(answer.conversationId, this);
     keep(answer.conversationId, live);
-    own.peek().fresh = null;
+    fresh = null;
     const { name, id } = route.peek();
     if (name === "chat" && id === null) navigate(`#/chat/${answer.conversationId}`, { replace: true });
     refreshConversations();
   }
 
   fail(message, error) {
-    if (message.answer.id && ["stream_not_found", "events_expired"].includes(error.code)) {
+    if (message.answer.id) {
       message.status = "interrupted";
-      setTimeout(() => this.load(), 1000); // the store has what the stream no longer has
+      setTimeout(() => this.load(), LATER_MS); // the store has what the stream no longer has
       return;
     }
     message.status = "unsent";
+    if (error.code === "conversation_busy") {
+      notify(error.message, { kind: "error" });
+      this.load(); // and reads along
+      return;
+    }
     const until = error.retryAfterS ? Date.now() + error.retryAfterS * 1000 : 0;
     this.problem.value = { error, until, again: () => this.sendAgain() };
   }
@@ -197,14 +226,21 @@ class Chat {
     return message.asked;
   }
 
+  // The text of an unsent message goes back to where it was written.
+  giveBack() {
+    const asked = this.dropUnsent();
+    if (asked?.messages.length && !this.draft.peek()) this.write(textOf(asked.messages.at(-1).content));
+  }
+
   stop() {
     const live = this.live.peek();
     if (!live || live.cancelled) return;
+    const isBroken = typeof live.state.peek()?.until === "number";
+    if (isBroken || (live.stopping.peek() && !live.answer.id)) live.leave.abort();
     live.stopping.value = true;
-    if (!live.answer.id) return; // once it has begun
+    if (!live.answer.id) return; // once it has begun, or at another click
     live.cancelled = true;
     cancel(live.answer.id).catch(() => (live.cancelled = false));
-    if (live.state.peek()?.until !== undefined) live.leave.abort();
   }
 
   // Another branch.
@@ -217,16 +253,25 @@ class Chat {
 
   continue = (message) => this.send([], message.id, { continue_final_message: true });
 
-  edit = (message, content) => this.withIds(message, (own) => this.send([{ role: message.role, content }], own.parent_id));
+  edit(message, content) {
+    const changed = { role: message.role, content };
+    const unsent = this.path.at(-1);
+    if (unsent.status !== "unsent" || unsent.parent_id !== message.id) {
+      this.withIds(message, (own) => this.send([changed], own.parent_id));
+      return;
+    }
+    const { messages, parent, extra } = this.dropUnsent();
+    this.send([...messages.slice(0, -1), changed], parent, extra);
+  }
 
   // Ids of messages that this page has sent are read from the store once they are needed.
   async withIds(message, act) {
-    if (this.live.value) return;
-    const { path } = this;
-    const at = path.indexOf(message);
-    if (path.slice(0, at + 1).some(({ id }) => isLocal(id)) && message.status !== "unsent") {
+    if (this.live.peek()) return;
+    const at = this.path.indexOf(message);
+    if (this.path.slice(0, at + 1).some(({ id }) => isLocal(id))) {
       await this.load();
-      if (this.problem.value) return;
+      if (this.problem.peek()) notify(this.problem.peek().error.message, { kind: "error" });
+      if (this.problem.peek() || this.live.peek()) return;
     }
     act(this.path[at]);
   }

@@ -1,29 +1,22 @@
 // Where a message is written: text and images, kept as a draft.
-import { html, useEffect, useRef, useState } from "../ui.js";
 import { notify } from "../notices.js";
-import { read, write } from "../storage.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../ui.js";
 import { icon } from "./icons.js";
 import { readImage } from "./image.js";
 import { currentModel } from "./settings.js";
 
 export function Composer({ chat, send, onUp }) {
-  const name = `draft.${chat.id.value ?? "new"}`;
-  const [text, setText] = useState(() => read(name) ?? "");
+  const text = chat.draft.value;
   const [images, setImages] = useState([]);
   const field = useRef(null);
   const picker = useRef(null);
   const live = chat.live.value;
-  const write_ = (value) => {
-    setText(value);
-    write(name, value || null);
-  };
-  useEffect(() => {
+  useLayoutEffect(() => {
     const { style } = field.current;
     style.height = "auto";
     style.height = `${field.current.scrollHeight + 2}px`;
   }, [text]);
   useEffect(() => {
-    setText(read(name) ?? "");
     if (matchMedia("(pointer: fine)").matches) field.current.focus();
   }, [chat]);
 
@@ -48,7 +41,7 @@ export function Composer({ chat, send, onUp }) {
     if (live || (!text.trim() && !images.length)) return;
     const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
     send(parts.length ? [{ type: "text", text }, ...parts] : text);
-    write_("");
+    chat.write("");
     setImages([]);
   };
   const onKeyDown = (event) => {
@@ -59,13 +52,11 @@ export function Composer({ chat, send, onUp }) {
     else return;
     event.preventDefault();
   };
-  const onDrop = (event) => {
-    event.preventDefault();
-    attach(event.dataTransfer.files);
-  };
-  const onPaste = (event) => attach(event.clipboardData.files);
+  chat.takeFiles = attach;
+  // Programs of an office add a picture of what is copied as text.
+  const onPaste = ({ clipboardData }) => clipboardData.types.includes("text/plain") || attach(clipboardData.files);
 
-  return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), submit())} onDrop=${onDrop} onDragOver=${(event) => event.preventDefault()}>
+  return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), submit())}>
     ${images.length > 0 && html`<div class="row">${images.map((url, at) => html`<span class="thumb"><img src=${url} alt="Image ${at + 1}" />
       <button type="button" aria-label="Remove image ${at + 1}" onClick=${() => setImages(images.filter((_, index) => index !== at))}>×</button></span>`)}</div>`}
     <div class="row">
@@ -73,9 +64,9 @@ export function Composer({ chat, send, onUp }) {
         onChange=${(event) => (attach(event.target.files), (event.target.value = ""))} />
       <button type="button" class="plain icon" aria-label="Attach an image" title="Attach an image" onClick=${() => picker.current.click()}>${icon("clip")}</button>
       <textarea ref=${field} rows="1" dir="auto" aria-label="Message" placeholder="Ask anything" value=${text}
-        onInput=${(event) => write_(event.target.value)} onKeyDown=${onKeyDown} onPaste=${onPaste}></textarea>
+        onInput=${(event) => chat.write(event.target.value)} onKeyDown=${onKeyDown} onPaste=${onPaste}></textarea>
       ${live
-        ? html`<button type="button" class="primary icon" aria-label="Stop" title="Stop (Esc)" disabled=${live.stopping.value} onClick=${() => chat.stop()}>${icon("stop")}</button>`
+        ? html`<button type="button" class="primary icon" aria-label="Stop" title="Stop (Esc)" onClick=${() => chat.stop()}>${icon("stop")}</button>`
         : html`<button class="primary icon" aria-label="Send" title="Send (Enter)" disabled=${!text.trim() && !images.length}>${icon("send")}</button>`}
     </div>
   </form>`;

@@ -17,6 +17,7 @@ export class MessageList {
     this.below = element.appendChild(document.createElement("div"));
     this.following = true;
     this.margin = 0;
+    this.scrolled = 0;
     this.sizes = new ResizeObserver((entries) => {
       for (const { target } of entries) if (target.key) this.measure(target);
       if (this.following) scroller.scrollTop = scroller.scrollHeight;
@@ -24,7 +25,10 @@ export class MessageList {
     });
     this.sizes.observe(scroller);
     scroller.addEventListener("scroll", () => {
-      const following = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_PX;
+      const { scrollTop } = scroller;
+      const below = scroller.scrollHeight - scrollTop - scroller.clientHeight;
+      const following = below < (scrollTop < this.scrolled ? 2 : NEAR_PX); // who scrolls up wants to leave the end
+      this.scrolled = scrollTop;
       if (following !== this.following) onFollow((this.following = following));
       this.soon();
     }, { passive: true });

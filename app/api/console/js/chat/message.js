@@ -2,6 +2,7 @@
 import { compact, dateTime, duration, money, number } from "../format.js";
 import { server } from "../server.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../ui.js";
+import { copyText } from "./copy.js";
 import { imagesOf, textOf } from "./fold.js";
 import { icon } from "./icons.js";
 import { MarkdownView } from "./markdown.js";
@@ -164,7 +165,7 @@ function Siblings({ chat, message, busy }) {
 }
 
 function Copy({ text }) {
-  return html`<button class="plain icon" data-copy="" aria-label="Copy" title="Copy" text=${text}>${icon("copy")}</button>`;
+  return html`<button class="plain icon" aria-label="Copy" title="Copy" onClick=${(event) => copyText(text, event.currentTarget)}>${icon("copy")}</button>`;
 }
 
 function AnswerFoot({ chat, item, busy }) {

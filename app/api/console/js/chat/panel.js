@@ -22,7 +22,7 @@ export function Panel({ chat }) {
   const used = usage && usage.prompt_tokens + usage.completion_tokens;
   const set = (name) => (event) => change({ [name]: event.target.value });
   return html`<div class="panel row" role="group" aria-label="Model and settings">
-    <select aria-label="Model" value=${model || current?.id} onChange=${set("model")} title=${current && describe(current)}>
+    <select aria-label="Model" value=${model === "auto" ? model : current?.id} onChange=${set("model")} title=${current && describe(current)}>
       ${models.value.length > 1 && html`<option value="auto">auto: the server chooses</option>`}
       ${models.value.map((each) => html`<option value=${each.id}>${each.id}${each.state === "ready" ? "" : ` (${each.state})`}</option>`)}
     </select>

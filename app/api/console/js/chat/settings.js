@@ -1,7 +1,6 @@
 // The model and how it is asked, for all chats of this browser; and the models that there are.
 import { signal } from "../ui.js";
 import { getJson } from "../api.js";
-import { onOtherOwner } from "../session.js";
 import { read, write } from "../storage.js";
 
 const NAME = "chat";
@@ -9,8 +8,6 @@ const NONE = { model: "", system: "", temperature: "", maxTokens: "" };
 
 export const models = signal([]);
 export const settings = signal({ ...NONE, ...JSON.parse(read(NAME) ?? "{}") });
-
-onOtherOwner(() => (settings.value = { ...NONE }));
 
 export function change(values) {
   settings.value = { ...settings.value, ...values };

@@ -110,6 +110,7 @@ class Line {
 /** True if the same request may be sent again without asking anybody: it is known by its key, or by its id. */
 function isPassing({ status, code, name }, answer, returns) {
   if (name === "AbortError" || [0, 502, 504].includes(status)) return true;
+  if (status === 429) return answer.id !== null;
   if (status === 503) return returns || answer.id !== null || STARTING.includes(code);
   if (code !== "invalid_last_event_id" || !answer.lastEventId) return false;
   Object.assign(answer, { text: "", reasoning: "", tools: [], finish: null, error: null, lastEventId: 0 });

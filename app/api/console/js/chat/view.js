@@ -4,6 +4,7 @@ import { html, render, useEffect, useLayoutEffect, useRef, useSignal, useSignalE
 import { Announcer } from "./announce.js";
 import { chatOf } from "./chats.js";
 import { Composer } from "./composer.js";
+import { copyText } from "./copy.js";
 import { icon } from "./icons.js";
 import { MessageList } from "./list.js";
 import { Message, Problem } from "./message.js";
@@ -36,7 +37,11 @@ function Chat({ chat }) {
   const onUp = () => chat.path.findLast(({ role }) => role === "user")?.edit?.();
   chat.changed.value;
   const isEmpty = chat.path.length === 0;
-  return html`<section class="chat" aria-label="Chat">
+  const onDrop = (event) => {
+    event.preventDefault();
+    chat.takeFiles(event.dataTransfer.files);
+  };
+  return html`<section class="chat" aria-label="Chat" onDrop=${onDrop} onDragOver=${(event) => event.preventDefault()}>
     ${!isEmpty && html`<h1 class="visually-hidden">Chat</h1>`}
     <${Panel} chat=${chat} />
     <${Log} chat=${chat} list=${list} isAtEnd=${isAtEnd} />
@@ -61,16 +66,12 @@ function Log({ chat, list, isAtEnd }) {
     chat.changed.value;
     list.current.set(items(chat.path));
   });
-  return html`<div class="scroller" ref=${scroller} tabindex="0" onClick=${copy}><div class="log" role="log" aria-live="off" aria-label="Messages" ref=${inner}></div></div>`;
+  return html`<div class="scroller" ref=${scroller} tabindex="0" onClick=${copyCode}><div class="log" role="log" aria-live="off" aria-label="Messages" ref=${inner}></div></div>`;
 }
 
-async function copy({ target }) {
+function copyCode({ target }) {
   const button = target.closest("[data-copy]");
-  if (!button) return;
-  const text = button.text ?? button.closest("figure").querySelector("code").textContent;
-  await navigator.clipboard.writeText(text);
-  button.classList.add("copied");
-  setTimeout(() => button.classList.remove("copied"), 1500);
+  if (button) copyText(button.closest("figure").querySelector("code").textContent, button);
 }
 
 function useAnnouncements(chat, spoken) {

@@ -1,5 +1,5 @@
 // Periods of UTC days, each written as 2026-11-20.
-export const PERIODS = { month: "This month", last: "Last month", week: "Last 7 days", range: "From … to …" };
+export const PERIODS = { month: "This month", last: "Last month", week: "Last 7 days", range: "Other days" };
 
 const DAY_MS = 86_400_000;
 const written = (ms) => new Date(ms).toISOString().slice(0, 10);

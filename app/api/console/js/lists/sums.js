@@ -28,7 +28,8 @@ export function grouped(rows, by) {
   const parts = new Map();
   for (const row of rows) {
     const id = String(row[by]);
-    parts.set(id, [...(parts.get(id) ?? []), row]);
+    if (!parts.has(id)) parts.set(id, []);
+    parts.get(id).push(row);
   }
   const groups = [...parts].map(([id, of]) => ({ id, key_name: of[0].key_name, owner: of[0].owner, ...sumOf(of) }));
   const size = (group) => group.input_tokens + group.output_tokens;
