@@ -322,5 +322,5 @@ def test_a_search_shows_where_its_words_are():
     ("text", "word"), [("ß" * 900 + " heron", "heron"), ("x " * 900 + "Café au lait", "café")]
 )
 def test_an_excerpt_has_the_word_whatever_its_letters_are(text: str, word: str):
-    """Letters that two others fold to do not move it out of the text, and accents are found as they are sent."""
+    """Letters that fold to two do not move it out of the text, and accents are found as they are sent."""
     assert word in _excerpt(text, word).casefold()
