@@ -70,8 +70,9 @@ def page(
 def _excerpt(text: str, words: str) -> str:
     """Some words of a message around the first that was searched for, or its beginning."""
     plain = text.casefold()
-    places = (plain.find(word) for phrase in words.split() for word in folded(phrase))
-    start = max(0, min((place for place in places if place >= 0), default=0) - _BEFORE_CHARS)
+    places = (plain.find(word) for phrase in words.split() for word in (phrase.casefold(), *folded(phrase)))
+    start = min((place for place in places if place >= 0), default=0) - _BEFORE_CHARS
+    start = max(0, min(start, len(text) - _EXCERPT_CHARS))  # casefolding may have made the text longer
     end = start + _EXCERPT_CHARS
     return f"{'…' * (start > 0)}{' '.join(text[start:end].split())}{'…' * (end < len(text))}"
 

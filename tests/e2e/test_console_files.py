@@ -6,8 +6,9 @@ import gzip
 import hashlib
 import json
 import re
+from pathlib import Path
 
-from app.api.routes.console import POLICY, load
+from app.api.routes.console import POLICY, _read, load
 from app.store.keys import ID_CHARS
 from tests.support.servers import ROOT, Serve
 
@@ -40,6 +41,14 @@ def test_what_is_shipped_is_built_from_these_sources():
     recorded = {path: digest for digest, path in (line.split("  ") for line in lines)}
     digests = {path: hashlib.sha256(file.read_bytes()).hexdigest() for path, file in FILES.items()}
     assert {path: digest for path, digest in digests.items() if path != "SHA256SUMS"} == recorded
+
+
+def test_what_an_editor_left_keeps_no_server_from_its_start(tmp_path: Path):
+    """Swap files, backups, and a lock that is a link to nowhere."""
+    for name in ("main.js", ".main.js.swp", "main.js~", "README"):
+        (tmp_path / name).touch()
+    (tmp_path / ".#main.js").symlink_to("nowhere")
+    assert _read(tmp_path) == [("main.js", b"")]
 
 
 def test_each_library_is_pinned_and_has_its_licence():

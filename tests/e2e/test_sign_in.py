@@ -131,6 +131,25 @@ async def test_claims_decide_who_may_sign_in_and_who_is_an_admin(serve: Serve, i
     assert (await served.call("GET", "/metrics", **bearer(answer))).status == 403
 
 
+@pytest.mark.parametrize(
+    ("text", "claim", "holds"),
+    [
+        ("email_verified=true", True, True),
+        ("email_verified=true", False, False),
+        ("email_verified=true", [False], False),
+        ("level=3", 3, True),
+        ("level=3", 10**30, False),
+        ("level=null", None, False),
+    ],
+)
+def test_a_claim_that_is_no_text_is_compared_as_json(text: str, claim: object, holds: bool):
+    """As `email_verified`, which issuers send as a boolean; a claim that is null is none."""
+    wanted = issuer_module.claim_of("oidc_require", text)
+    assert wanted is not None
+    assert wanted.holds({wanted.name: claim}) is holds
+    assert not wanted.holds({})
+
+
 OTHER = rsa.generate_private_key(65537, 2048)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -44,9 +45,10 @@ class Claim(NamedTuple):
     value: str
 
     def holds(self, claims: Mapping[str, Any]) -> bool:
-        """True where a person has it: as a text, or in a list."""
-        value = claims.get(self.name)
-        return self.value == value or (isinstance(value, list) and self.value in value)
+        """True where a person has it, or in a list; what is no text is compared as JSON has it, as `true`."""
+        claim = claims.get(self.name)
+        values = claim if isinstance(claim, list) else [] if claim is None else [claim]
+        return any(self.value == (v if isinstance(v, str) else json.dumps(v)) for v in values)
 
 
 class Cached(NamedTuple):

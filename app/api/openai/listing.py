@@ -19,7 +19,7 @@ def check_names(request: Request, names: Collection[str]) -> None:
     """Raise BadRequest for a query parameter that is none of `names`."""
     for name in request.query_params:
         if name not in names:
-            raise unknown_parameter(name, advice=f"this route takes {', '.join(names)}")
+            raise unknown_parameter(name, advice=f"this route takes {', '.join(names) or 'none'}")
 
 
 def limit_of(request: Request) -> int:

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from importlib import metadata, resources
 from importlib.resources.abc import Traversable
+from pathlib import PurePath
 from typing import NamedTuple
 
 from starlette.requests import Request
@@ -78,12 +79,12 @@ def load() -> Console:
 
 
 def _read(folder: Traversable, path: str = "") -> list[tuple[str, bytes]]:
-    """The path of each file below the folder, and its content."""
+    """The path of each of our files below the folder, and its content; an editor may have left others."""
     files: list[tuple[str, bytes]] = []
     for entry in folder.iterdir():
         if entry.is_dir():
             files += _read(entry, f"{path}{entry.name}/")
-        else:
+        elif entry.name == _SUMS or (PurePath(entry.name).suffix in _TYPES and entry.name[0] != "."):
             files.append((path + entry.name, entry.read_bytes()))
     return files
 

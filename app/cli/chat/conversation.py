@@ -53,9 +53,16 @@ def last_question(line: Sequence[Message]) -> Message | None:
     return next((message for message in reversed(line) if message["role"] == "user"), None)
 
 
-def text_of(message: Message) -> str:
-    """The text of a message, images as a word."""
+def split(message: Message) -> tuple[str, list[dict[str, Any]]]:
+    """The text of a message, and its images."""
     content = message.get("content") or ""
     if isinstance(content, str):
-        return content
-    return "\n".join(item["text"] if item.get("type") == "text" else "[image]" for item in content)
+        return content, []
+    texts = [item["text"] for item in content if item.get("type") == "text"]
+    return "\n".join(texts), [item for item in content if item.get("type") != "text"]
+
+
+def text_of(message: Message) -> str:
+    """The text of a message below its images, each of which is a word."""
+    text, images = split(message)
+    return "\n".join([*("[image]" for _ in images), *filter(None, [text])])

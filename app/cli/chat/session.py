@@ -177,11 +177,9 @@ class Session:
 
     def _edit(self, _rest: str) -> None:
         question = self._last_question()
-        text = _read(_PROMPT, text_of(question)).strip()
-        if not text:
+        text, images = conversation.split(question)
+        if not (text := _read(_PROMPT, text).strip()):
             return
-        content = question.get("content")
-        images = [item for item in content if item.get("type") != "text"] if isinstance(content, list) else []
         self._ask(Turn([user_message(text, images)], self._conversation_id, question["parent_id"] or ROOT))
 
     def _undo(self, _rest: str) -> None:

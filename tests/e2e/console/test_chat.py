@@ -98,6 +98,15 @@ def test_what_streamed_is_what_a_reload_draws(page: Page):
     assert axe(page) == []
 
 
+def test_a_page_without_tls_chats(page: Page):
+    """From another machine over plain HTTP a browser has less of `crypto`."""
+    page.add_init_script("delete Crypto.prototype.randomUUID")
+    page.reload()
+    ask(page, "without TLS")
+    expect(answers(page)).to_contain_text("without TLS")
+    wait_for_end(page)
+
+
 def test_markdown_in_pieces_is_the_same_as_whole(page: Page):
     """Every text of the corpus, in pieces of 1, 3 and 17 characters, ends in the markup of the whole."""
     differing = module_of(

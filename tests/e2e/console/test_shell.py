@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from importlib import metadata
 from pathlib import Path
@@ -105,6 +106,42 @@ def test_a_remembered_key_is_for_every_tab(context: BrowserContext, server: Cons
     for tab in (page, second):
         expect(tab.get_by_label("API key")).to_be_visible()
     assert page.evaluate("localStorage.length") == 0
+
+
+def test_nobody_sees_what_the_one_before_them_did(
+    context: BrowserContext, server: ConsoleServer, faults: Faults
+):
+    """Another owner signs in at the same tab and address: no chat, draft or system prompt is left."""
+    faults.allow("status of 401")
+    faults.allow("status of 404")
+    page = open_sign_in(context, server)
+    sign_in(page, server.new_key("ann"))
+    page.get_by_label("Settings of the chat").click()
+    page.get_by_label("System prompt").fill("secret of Ann")
+    page.keyboard.press("Escape")
+    field = page.get_by_label("Message", exact=True)
+    field.fill("secret of Ann")
+    field.press("Enter")
+    expect(page).to_have_url(re.compile("#/chat/conv_"))
+    expect(page.get_by_label("Send", exact=True)).to_be_visible()
+    page.route("**/api/chat/completions", lambda _route: None)  # an answer that is still awaited
+    field.fill("secret of Ann")
+    field.press("Enter")
+    expect(page.get_by_label("Stop", exact=True)).to_be_visible()
+    field.fill("secret of Ann")
+    address = page.url
+    page.get_by_role("button", name="Menu").click()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("API key")).to_be_focused()
+    assert "secret of Ann" not in page.evaluate("JSON.stringify([localStorage, sessionStorage])")
+    sign_in(page, server.new_key("bob"))
+    expect(page.get_by_role("alert").filter(has_text="no conversation")).to_be_visible()
+    assert page.url == address
+    page.get_by_label("Settings of the chat").click()
+    page.goto(f"{server.url}#/chat")
+    expect(page.get_by_label("Message", exact=True)).to_have_value("")
+    assert "secret of Ann" not in page.content()
+    assert "secret of Ann" not in page.evaluate("JSON.stringify([localStorage, sessionStorage])")
 
 
 def test_a_key_for_one_tab_is_gone_with_it(context: BrowserContext, server: ConsoleServer, faults: Faults):

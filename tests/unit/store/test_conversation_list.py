@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.errors import BadRequest, NotFound
 from app.store import conversation_list
-from app.store.conversation_list import ConversationPage, delete, rename, restore
+from app.store.conversation_list import ConversationPage, _excerpt, delete, rename, restore
 from app.store.indexing import index
 from tests.support.conversing import NOW_US, Chats
 
@@ -316,3 +316,11 @@ def test_a_search_shows_where_its_words_are():
     assert found["excerpt"].endswith("…")
     [titled] = page(chats.c, chats.owner, 5, None, words="kingfisher").conversations
     assert titled["excerpt"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "word"), [("ß" * 900 + " heron", "heron"), ("x " * 900 + "Café au lait", "café")]
+)
+def test_an_excerpt_has_the_word_whatever_its_letters_are(text: str, word: str):
+    """Letters that fold to two do not move it out of the text, and accents are found as they are sent."""
+    assert word in _excerpt(text, word).casefold()

@@ -54,6 +54,7 @@ function enter(answer) {
 
 /** Forget the key and all else of this person; the other tabs that use the key are signed out too. */
 export function signOut() {
+  me.value = null; // what is awaited is not kept any more
   clear();
   ask("");
 }

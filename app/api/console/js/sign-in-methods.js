@@ -1,5 +1,6 @@
 // Signing in as a person: at an OpenID Connect issuer, by a code with PKCE, or at a proxy in front of the server.
 import { getJson, sendJson } from "./api.js";
+import { base64url, random } from "./random.js";
 import { check, reason, signIn } from "./session.js";
 import { read, write } from "./storage.js";
 import { html, useEffect, useState } from "./ui.js";
@@ -52,14 +53,6 @@ async function begin(oidc, remember) {
   Object.assign(sent, { code_challenge: base64url(new Uint8Array(digest)), code_challenge_method: "S256" });
   for (const [name, value] of Object.entries(sent)) address.searchParams.set(name, value);
   location.assign(address);
-}
-
-function random() {
-  return base64url(crypto.getRandomValues(new Uint8Array(32)));
-}
-
-function base64url(bytes) {
-  return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
 
 /** Buttons of the ways to sign in besides a key; nothing where there are none. `remember()` says where a key is kept. */

@@ -34,3 +34,5 @@ def test_an_unknown_parameter_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(BadRequest, match="'affter'; this route takes limit, after") as refused:
         check_names(request("affter=x"), ("limit", "after"))
     assert (refused.value.code, refused.value.param) == ("unknown_parameter", "affter")
+    with pytest.raises(BadRequest, match="this route takes none"):
+        check_names(request("limit=1"), ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.cli.chat.conversation import branch, last_question, text_of
+from app.cli.chat.conversation import branch, last_question, split, text_of
 
 
 def message(
@@ -59,4 +59,6 @@ def test_the_text_of_a_message_with_images():
     """An image is a word; no text is an empty one."""
     parts = [{"type": "image_url", "image_url": {"url": "data:"}}, {"type": "text", "text": "what?"}]
     assert text_of(message("u", None, "user", parts)) == "[image]\nwhat?"
+    assert text_of(message("u", None, "user", parts[:1])) == "[image]"
+    assert split(message("u", None, "user", parts)) == ("what?", parts[:1])
     assert text_of(message("u", None, "user", None)) == ""

@@ -2,6 +2,7 @@
 import { getJson } from "../api.js";
 import { refreshConversations } from "../conversations.js";
 import { notify } from "../notices.js";
+import { random } from "../random.js";
 import { navigate, route } from "../router.js";
 import { me } from "../session.js";
 import { read, write } from "../storage.js";
@@ -111,7 +112,7 @@ class Chat {
   send(messages, parent, extra = {}) {
     const json = { ...sampling(), stream: true, stream_options: { include_usage: true }, messages, ...extra };
     if (this.id.value) Object.assign(json, { conversation_id: this.id.value, parent_id: parent ?? "root" });
-    this.begin({ asked: { messages, parent, extra }, post: { key: crypto.randomUUID(), json }, answer: emptyAnswer() });
+    this.begin({ asked: { messages, parent, extra }, post: { key: random(), json }, answer: emptyAnswer() });
   }
 
   begin({ asked, post, answer }) {

@@ -5,6 +5,7 @@ const PREFIX = "tokenring.live.";
 const MAX_CHARS = 500_000;
 
 export function keep(conversationId, { post, answer, message: { resumed, asked } }) {
+  if (me.peek() === null) return;
   const text = JSON.stringify({ owner: me.peek()?.owner, conversationId, post, answer, resumed, asked });
   try {
     if (text.length < MAX_CHARS) sessionStorage.setItem(PREFIX + post.key, text);
