@@ -115,7 +115,7 @@ def test_foreign_keys_hold_and_deleted_rows_are_zeroed(data_dir: Path):
 
 def test_directory_without_a_store_is_refused(tmp_path: Path):
     """The server makes it."""
-    with pytest.raises(StoreRefused, match="the server makes it when it first starts"), transaction(tmp_path):
+    with pytest.raises(StoreRefused, match="its first start makes the store"), transaction(tmp_path):
         pass
 
 

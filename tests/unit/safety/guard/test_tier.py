@@ -179,11 +179,11 @@ async def test_a_failure_is_closed_for_whoever_is_watched(
     ask = [{"role": "user", "content": "word " * 60}]
     if fail_open and not watched:
         assert await tier.judge(policy(), ask, watched=watched) is None
-        assert counters.failures["guard"][why] == {"passed": 1}
+        assert +counters.failures["guard"][why] == {"passed": 1}
     else:
         with pytest.raises(ScreenFailed):
             await tier.judge(policy(), ask, watched=watched)
-        assert counters.failures["guard"][why] == {"refused": 1}
+        assert +counters.failures["guard"][why] == {"refused": 1}
     await tier.aclose()
 
 
