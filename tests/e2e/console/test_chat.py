@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -403,3 +404,59 @@ def test_200_tokens_a_second_into_10_000_messages(page: Page, server: SpeakingSe
     assert len(tasks_ms) > 100
     assert max(tasks_ms) < 50
     assert page.locator("article").count() < 60
+
+
+def test_what_is_too_long_is_edited(page: Page, faults: Faults):
+    """Asking again would not help: the question goes back to where it was written, to be cut."""
+    refusal = {"error": {"message": "Too long.", "code": "context_length_exceeded"}}
+    page.route(COMPLETIONS, lambda route: route.fulfill(status=400, json=refusal), times=1)
+    faults.allow("400")
+    ask(page, "a long question")
+    page.get_by_role("alert").get_by_role("button", name="Edit").click()
+    field = page.get_by_label("Message", exact=True)
+    expect(field).to_have_value("a long question")
+    expect(field).to_be_focused()
+    expect(page.locator(".asked")).to_have_count(0)
+    expect(page.get_by_role("button", name="Try again")).to_have_count(0)
+
+
+def test_a_huge_paste_is_taken_and_refused_in_time(page: Page):
+    """3 MB are shown at once, kept in no draft, and not sent: no model here reads as much."""
+    field = page.get_by_label("Message", exact=True)
+    text = "word word word\n" * 200_000
+    began_s = time.monotonic()
+    field.fill(text)
+    field.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("This text is too long: scripted reads")
+    assert time.monotonic() - began_s < 5
+    assert page.locator(".asked").count() == 0
+    assert page.evaluate("Object.keys(localStorage).filter((name) => name.includes('draft'))") == []
+
+
+def test_what_is_said_of_an_answer_stays_over_a_reload(page: Page):
+    """Its model, its time, its tokens."""
+    ask(page, "three words here")
+    wait_for_end(page)
+    facts = page.locator(".answer .facts")
+    expect(facts).to_have_text(re.compile(r"^scripted · .+ · \d+ in, \d+ out"))
+    before = facts.inner_text()
+    page.reload()
+    expect(facts).to_have_text(before)
+
+
+def test_a_turn_of_another_tab_is_waited_for(page: Page, faults: Faults):
+    """The message says so, and the question is kept."""
+    ask(page, "first question")
+    wait_for_end(page)
+    refusal = {"error": {"message": "Busy.", "code": "conversation_busy"}}
+    page.route(COMPLETIONS, lambda route: route.fulfill(status=409, json=refusal), times=1)
+    faults.allow("409")
+    ask(page, "second question")
+    expect(page.get_by_role("alert")).to_contain_text("is being answered in another tab; send again")
+    expect(page.get_by_label("Message", exact=True)).to_have_value("second question")
+    box, composer = page.locator(".notices").bounding_box(), page.locator(".composer").bounding_box()
+    assert box is not None
+    assert composer is not None
+    assert box["y"] + box["height"] <= composer["y"]
+    page.get_by_role("link", name="Usage").click()
+    expect(page.locator(".notice")).to_have_count(0)
