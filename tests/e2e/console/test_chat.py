@@ -62,6 +62,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpeakingServer]
     started.close()
 
 
+PASTE = """(field, text) => {
+    const clipboardData = new DataTransfer();
+    clipboardData.setData("text/plain", text);
+    field.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
+}"""
+
+
 def ask(page: Page, text: str) -> None:
     """Type a message and send it."""
     field = page.get_by_label("Message", exact=True)
@@ -423,12 +430,11 @@ def test_what_is_too_long_is_edited(page: Page, faults: Faults):
 def test_a_huge_paste_is_taken_and_refused_in_time(page: Page):
     """3 MB are shown at once, kept in no draft, and not sent: no model here reads as much."""
     field = page.get_by_label("Message", exact=True)
-    text = "word word word\n" * 200_000
     began_s = time.monotonic()
-    field.fill(text)
+    field.evaluate(PASTE, "word word word\n" * 200_000)
     field.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("This text is too long: scripted reads")
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 10
     assert page.locator(".asked").count() == 0
     assert page.evaluate("Object.keys(localStorage).filter((name) => name.includes('draft'))") == []
 

@@ -69,8 +69,17 @@ export function Composer({ chat, send, onUp }) {
     event.preventDefault();
   };
   chat.takeFiles = attach;
-  // Programs of an office add a picture of what is copied as text.
-  const onPaste = ({ clipboardData }) => clipboardData.types.includes("text/plain") || attach(clipboardData.files);
+  const onPaste = (event) => {
+    const { types, files } = event.clipboardData;
+    if (!types.includes("text/plain")) return void attach(files);
+    // Programs of an office add a picture of what is copied as text. Large texts take browsers minutes to insert.
+    const pasted = event.clipboardData.getData("text/plain");
+    if (pasted.length < LARGE_CHARS) return;
+    event.preventDefault();
+    const { current } = field;
+    current.setRangeText(pasted, current.selectionStart, current.selectionEnd, "end");
+    chat.write(current.value);
+  };
 
   return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), submit())}>
     ${images.length > 0 && html`<div class="row">${images.map((url, at) => html`<span class="thumb"><img src=${url} alt="Image ${at + 1}" />
