@@ -160,7 +160,10 @@ def test_a_killed_server_leaves_a_truthful_end(page: Page, server: ConsoleServer
 def test_a_silent_engine_is_told(page: Page, faults: Faults):
     """The stream is kept while the engine is restarted, and the page says what for."""
     faults.allow("503")
-    body = {"status": "not ready", "phase": "restarting: SGLang's scheduler_0 process ended with exit code -9"}
+    body = {
+        "status": "not ready",
+        "phase": "restarting: SGLang's scheduler_0 process ended with exit code -9",
+    }
     page.route("**/readyz", lambda route: route.fulfill(status=503, json=body))
     begin(page)
     page.evaluate("window.dispatchEvent(new Event('online'))")  # the page looks at the server again

@@ -72,13 +72,11 @@ export function Composer({ chat, send, onUp }) {
   const onPaste = (event) => {
     const { types, files } = event.clipboardData;
     if (!types.includes("text/plain")) return void attach(files);
-    // Programs of an office add a picture of what is copied as text. Large texts take browsers minutes to insert.
-    const pasted = event.clipboardData.getData("text/plain");
-    if (pasted.length < LARGE_CHARS) return;
+    // Programs of an office add a picture of what is copied as text. Megabytes take browsers minutes to insert.
+    const refusal = refusalOf(event.clipboardData.getData("text/plain"), currentModel());
+    if (!refusal) return;
     event.preventDefault();
-    const { current } = field;
-    current.setRangeText(pasted, current.selectionStart, current.selectionEnd, "end");
-    chat.write(current.value);
+    notify(refusal, { kind: "error" });
   };
 
   return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), submit())}>
