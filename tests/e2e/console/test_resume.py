@@ -177,9 +177,12 @@ SILENT = """async ({ follow }) => {
     window.fetch = (url, options) => {
         if (!String(url).includes("/completions")) return original(url, options);
         opened.push(Date.now());
-        const start = (stream) => options.signal.addEventListener("abort", () => stream.error(options.signal.reason));
-        if (opened.length === 1) return new Promise((_, fail) => setTimeout(fail, 1500, new TypeError("cut")));
-        return Promise.resolve(new Response(new ReadableStream({ start }), { headers: { "x-request-id": "chatcmpl-1" } }));
+        const { signal } = options;
+        const start = (stream) => signal.addEventListener("abort", () => stream.error(signal.reason));
+        const cut = new TypeError("cut");
+        if (opened.length === 1) return new Promise((_, fail) => setTimeout(fail, 1500, cut));
+        const headers = { "x-request-id": "chatcmpl-1" };
+        return Promise.resolve(new Response(new ReadableStream({ start }), { headers }));
     };
     const answer = { id: "chatcmpl-1", lastEventId: 0 };
     await follow(answer, { key: "k" }, {

@@ -155,9 +155,9 @@ def test_a_question_that_was_refused_without_a_key_is_kept(
     page = open_sign_in(context, server)
     sign_in(page, ann[0])
     field = page.get_by_label("Message", exact=True)
+    refusal = {"error": {"message": "Revoked.", "code": "invalid_api_key"}}
     for key, text in ((ann[1], "of Ann"), (server.new_key("bob"), "")):
         field.fill("of Ann")
-        refusal = {"error": {"message": "Revoked.", "code": "invalid_api_key"}}
         page.route("**/api/chat/completions", lambda route: route.fulfill(status=401, json=refusal), times=1)
         field.press("Enter")
         expect(page.get_by_label("API key")).to_be_focused()
