@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from structlog.typing import FilteringBoundLogger
 
 from app.api.app import build_app
+from app.api.http.auth import check_api_key
 from app.api.http.connections import Connections
 from app.api.http.protocol import Protocol
 from app.api.startup_text import FIRST_KEY, command, is_keyless, local_host, log_progress, ready_text, url_of
@@ -153,6 +154,7 @@ async def _start(runtime: Runtime, url: str, explain: Callable[[], None]) -> Non
     progress = asyncio.create_task(log_progress(runtime), name="progress")
     try:
         await runtime.open_store()
+        check_api_key(runtime.settings.api_key, runtime.keys)
         if is_keyless(runtime):
             hint = "there are no API keys; requests from this machine need none"
             runtime.log.warning("open_mode", hint=hint)

@@ -37,7 +37,8 @@ NONE = "none"
 """The value of a flag that removes the limit."""
 _FIRST = (
     "This was the first key: from now on every request needs one, from this machine too."
-    f" Conversations stored until now belong to the owner {LOCAL_OWNER!r}."
+    f" Conversations stored until now belong to the owner {LOCAL_OWNER!r}; a key that is made with"
+    f" `--owner {LOCAL_OWNER}` reads them."
 )
 
 

@@ -240,6 +240,17 @@ async def test_the_client_s_address_passes_and_cannot_be_forged(
         assert addresses == expected
 
 
+@pytest.mark.parametrize("name", ["X-Forwarded-Email", "X-Forwarded-User", "X-Auth-Request-Email"])
+async def test_no_client_names_itself(serve: Serve, tmp_path: Path, front: Front, name: str):
+    """The proxy drops the headers by which one that signs people in would name them."""
+    served = await serve(
+        Script(tokens=1), api_key="root", trusted_proxies="127.0.0.1", proxy_user_header=name
+    )
+    async with front(tmp_path, served.port) as client:
+        answer = await client.get("/api/me", headers={name: "boss@example.org"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "missing_api_key")
+
+
 async def test_the_console_is_served_and_knows_its_origin(serve: Serve, tmp_path: Path, front: Front):
     """Its page has its policy, and a page of it may sign somebody in: the Host has the port."""
     served = await serve(

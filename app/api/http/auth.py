@@ -21,7 +21,7 @@ from app.errors import EngineNotReady, Forbidden, ServingError, Unauthorized
 from app.intake.caller import LOCAL, Caller
 from app.intake.scope import KEY_ID, LIMITED_KEY, OWNER, PROXY_USER
 from app.metering.reads import Reads
-from app.settings import Settings
+from app.settings import Settings, SettingsError
 from app.store.key_table import KeyTable, now_us
 from app.store.keys import ID_CHARS, digest_of
 from app.store.people import Person, check_key, enrol, person_of
@@ -44,6 +44,16 @@ _OWN_PAGES = frozenset({"same-origin", "none"})
 """Values of `Sec-Fetch-Site` that browsers send with a request of the same origin's page, or of the user."""
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s@:/?#\[\]]*))(?::\d*)?")
 """RFC 9110, section 7.2: a name or an address, and a port. No user, no path."""
+
+
+def check_api_key(api_key: str, keys: KeyTable) -> None:
+    """Raise SettingsError where the setting is a stored key, revoked or not: it would be an admin's."""
+    stored = keys.get(api_key[:ID_CHARS])
+    if stored is not None:
+        raise SettingsError(
+            f"api_key (TOKENRING_API_KEY): this is the stored key {stored.terms.name!r}, and as a setting it"
+            " would be an admin key that cannot be revoked. Unset it here; it is for `chat` and `top`."
+        )
 
 
 class Gatekeeper:

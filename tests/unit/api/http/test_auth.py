@@ -11,11 +11,11 @@ import pytest
 import structlog
 from starlette.requests import Request
 
-from app.api.http.auth import Gatekeeper, is_loopback
+from app.api.http.auth import Gatekeeper, check_api_key, is_loopback
 from app.core import Key, KeyTerms, Secret
 from app.errors import EngineNotReady, Forbidden, Unauthorized
 from app.intake.caller import LOCAL
-from app.settings import Settings
+from app.settings import Settings, SettingsError
 from app.store.key_table import KeyTable
 from app.store.keys import digest_of
 
@@ -37,12 +37,18 @@ def a_key(**terms: Any) -> Key:
     return Key(ID, "ann", KeyTerms("laptop", **terms), NOW_US - 1, secrets=(secret,))
 
 
+def table_of(*keys: Key) -> KeyTable:
+    """A table that holds these keys."""
+    table = KeyTable(None, structlog.get_logger(), lambda: NOW_US)  # type: ignore[arg-type]  # it reads no store
+    table._by_id = {key.id: key for key in keys}
+    return table
+
+
 def gate(
     *keys: Key, api_key: str = "", host: str = "127.0.0.1", loaded: bool = True, cors_origins: str = ""
 ) -> Gatekeeper:
     """A gatekeeper over these stored keys."""
-    table = KeyTable(None, structlog.get_logger(), lambda: NOW_US)  # type: ignore[arg-type]  # it reads no store
-    table._by_id = {key.id: key for key in keys}
+    table = table_of(*keys)
     table._version = 1 if loaded else None
     return Gatekeeper(table, Settings(api_key=api_key, host=host, cors_origins=cors_origins))
 
@@ -132,6 +138,15 @@ def test_both_secrets_are_valid_in_the_overlap():
     for text in (OLD, TEXT):
         caller = gate(replace(a_key(), secrets=secrets)).caller(request(authorization=f"Bearer {text}"))
         assert caller.owner == "ann"
+
+
+def test_the_setting_is_no_stored_key():
+    """A chat key, exported for a client where a server is started then, would be an admin's."""
+    for stored in (a_key(), replace(a_key(), revoked_at_us=NOW_US, secrets=())):
+        with pytest.raises(SettingsError, match="stored key 'laptop'"):
+            check_api_key(TEXT, table_of(stored))
+    for other in ("", "other", f"tr-ba9876543210{TEXT[15:]}"):
+        check_api_key(other, table_of(a_key()))
 
 
 def test_admin_routes_are_for_admin_keys():
