@@ -48,6 +48,8 @@ class Refused(Exception):
         self.error: dict[str, Any] = error if isinstance(error, dict) else {}
         self.code = str(self.error.get("code") or f"http_{status}")
         self.message = str(self.error.get("message") or f"The server answered {status}.")
+        if self.code == "missing_api_key":
+            self.message = "The server asks for an API key."  # its own words are for programs
         after = headers.get("retry-after", "")
         may_retry = after.isdigit() and headers.get("x-should-retry") != "false"
         self.retry_after_s = int(after) if may_retry else None

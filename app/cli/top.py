@@ -59,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(view))
     elif args.once or not sys.stdout.isatty():
-        print(f"{printable(_summary(view))}\n\n{tables.text(_HEADS, _rows(view), left=_WORDS)}")
+        rows = _rows(view)
+        table = tables.text(_HEADS, rows, left=_WORDS) if rows else "no live requests"
+        print(f"{printable(_summary(view))}\n\n{table}")
     else:
         _refresh(server, view, args.interval_s)
     return EXIT_OK
@@ -119,11 +121,13 @@ def _screen(view: Mapping[str, Any], lost: str) -> Group:
             overflow="ellipsis",
             max_width=_MAX_CHARS if is_word else None,
         )
-    for request_id, *cells in _rows(view):
+    rows = _rows(view)
+    for request_id, *cells in rows:
         row = request_id[-_ID_CHARS:], *cells
         table.add_row(*(Text(printable(cell)) for cell in row))
     style = "bold red" if lost else ""
-    return Group(Text(printable(lost or _summary(view)), style=style), Text(), table)
+    body = table if rows else Text("no live requests")
+    return Group(Text(printable(lost or _summary(view)), style=style), Text(), body)
 
 
 def _summary(view: Mapping[str, Any]) -> str:

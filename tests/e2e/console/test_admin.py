@@ -84,13 +84,13 @@ def test_a_key_is_made_changed_and_revoked(page: Page, server: ConsoleServer, fa
     form.get_by_label("Budget a month, US dollars").fill("0.0000001")
     form.get_by_label("Ends").fill("2099-12-31T18:00")
     with page.expect_response("**/api/admin/keys") as refused:
-        form.get_by_role("button", name="Make it").click()
+        form.get_by_role("button", name="Create key").click()
     assert refused.value.status == 400
     expect(form.get_by_role("alert")).to_contain_text("at most 6 decimals")
     expect(form.get_by_label("Budget a month, US dollars")).to_be_focused()
     assert axe(page) == []
     form.get_by_label("Budget a month, US dollars").fill("12.5")
-    form.get_by_role("button", name="Make it").click()
+    form.get_by_role("button", name="Create key").click()
     secret = page.get_by_role("dialog", name="The key of مفتاح 🔑 key").get_by_label("The key").input_value()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Done").click()

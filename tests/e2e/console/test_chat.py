@@ -61,6 +61,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpeakingServer]
     started.close()
 
 
+PASTE = """(field, text) => {
+    const clipboardData = new DataTransfer();
+    clipboardData.setData("text/plain", text);
+    field.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
+}"""
+
+
 def ask(page: Page, text: str) -> None:
     """Type a message and send it."""
     field = page.get_by_label("Message", exact=True)
@@ -403,3 +410,56 @@ def test_200_tokens_a_second_into_10_000_messages(page: Page, server: SpeakingSe
     assert len(tasks_ms) > 100
     assert max(tasks_ms) < 50
     assert page.locator("article").count() < 60
+
+
+def test_what_is_too_long_is_edited(page: Page, faults: Faults):
+    """Asking again would not help: the question goes back to where it was written, to be cut."""
+    refusal = {"error": {"message": "Too long.", "code": "context_length_exceeded"}}
+    page.route(COMPLETIONS, lambda route: route.fulfill(status=400, json=refusal), times=1)
+    faults.allow("400")
+    ask(page, "a long question")
+    page.get_by_role("alert").get_by_role("button", name="Edit").click()
+    field = page.get_by_label("Message", exact=True)
+    expect(field).to_have_value("a long question")
+    expect(field).to_be_focused()
+    expect(page.locator(".asked")).to_have_count(0)
+    expect(page.get_by_role("button", name="Try again")).to_have_count(0)
+
+
+def test_a_paste_that_no_model_here_reads_is_refused(page: Page):
+    """Before the browser inserts it, which would take minutes; nothing is kept as a draft."""
+    expect(page.get_by_label("Model", exact=True)).to_have_value("scripted")
+    field = page.get_by_label("Message", exact=True)
+    field.evaluate(PASTE, "word word word\n" * 600_000)
+    expect(page.get_by_role("alert")).to_contain_text("This text is too long: scripted reads")
+    expect(field).to_have_value("")
+    assert page.evaluate("Object.keys(localStorage).filter((name) => name.includes('draft'))") == []
+
+
+def test_what_is_said_of_an_answer_stays_over_a_reload(page: Page):
+    """Its model, its time, its tokens."""
+    ask(page, "three words here")
+    wait_for_end(page)
+    facts = page.locator(".answer .facts")
+    expect(facts).to_have_text(re.compile(r"^scripted · .+ · \d+ in, \d+ out"))
+    before = facts.inner_text()
+    page.reload()
+    expect(facts).to_have_text(before)
+
+
+def test_a_turn_of_another_tab_is_waited_for(page: Page, faults: Faults):
+    """The message says so, and the question is kept."""
+    ask(page, "first question")
+    wait_for_end(page)
+    refusal = {"error": {"message": "Busy.", "code": "conversation_busy"}}
+    page.route(COMPLETIONS, lambda route: route.fulfill(status=409, json=refusal), times=1)
+    faults.allow("409")
+    ask(page, "second question")
+    expect(page.get_by_role("alert")).to_contain_text("is being answered in another tab; send again")
+    expect(page.get_by_label("Message", exact=True)).to_have_value("second question")
+    box, composer = page.locator(".notices").bounding_box(), page.locator(".composer").bounding_box()
+    assert box is not None
+    assert composer is not None
+    assert box["y"] + box["height"] <= composer["y"]
+    page.get_by_role("link", name="Usage").click()
+    expect(page.locator(".notice")).to_have_count(0)

@@ -99,6 +99,7 @@ def test_search_marks_what_it_finds(ann: Page):
     box.fill("cafe trip")
     expect(rows(ann)).to_have_count(1)
     expect(rows(ann).locator("mark")).to_have_text(["trip", "café", "trip"])
+    expect(ann.get_by_role("status").filter(has_text=re.compile("^1 conversation found$"))).to_be_attached()
     assert axe(ann) == []
     box.fill("<b>bold")
     expect(rows(ann)).to_have_count(1)

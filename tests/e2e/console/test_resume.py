@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from app.engine.scripted.engine import scripted_text
-from tests.support.console import ConsoleServer, Faults, open_signed_in
+from tests.support.console import ConsoleServer, Faults, module_of, open_signed_in
 
 TOKENS = 60
 TEXT = " ".join("".join(scripted_text(0, 0, TOKENS)).split())
@@ -158,11 +158,45 @@ def test_a_killed_server_leaves_a_truthful_end(page: Page, server: ConsoleServer
 
 
 def test_a_silent_engine_is_told(page: Page, faults: Faults):
-    """The stream is kept while the engine is restarted, and the page says what the server says."""
+    """The stream is kept while the engine is restarted, and the page says what for."""
     faults.allow("503")
-    body = {"status": "not ready", "phase": "restarting: the scheduler died"}
+    body = {
+        "status": "not ready",
+        "phase": "restarting: SGLang's scheduler_0 process ended with exit code -9",
+    }
     page.route("**/readyz", lambda route: route.fulfill(status=503, json=body))
     begin(page)
     page.evaluate("window.dispatchEvent(new Event('online'))")  # the page looks at the server again
-    expect(page.get_by_role("status").first).to_contain_text("the scheduler died")
+    expect(page.locator(".banner")).to_have_text("The engine is restarting.")
     check_whole(page)
+
+
+SILENT = """async ({ follow }) => {
+    const [original, opened, states] = [window.fetch, [], []];
+    const leave = new AbortController();
+    window.fetch = (url, options) => {
+        if (!String(url).includes("/completions")) return original(url, options);
+        opened.push(Date.now());
+        const { signal } = options;
+        const start = (stream) => signal.addEventListener("abort", () => stream.error(signal.reason));
+        const cut = new TypeError("cut");
+        if (opened.length === 1) return new Promise((_, fail) => setTimeout(fail, 1500, cut));
+        const headers = { "x-request-id": "chatcmpl-1" };
+        return Promise.resolve(new Response(new ReadableStream({ start }), { headers }));
+    };
+    const answer = { id: "chatcmpl-1", lastEventId: 0 };
+    await follow(answer, { key: "k" }, {
+        signal: leave.signal, change() {}, resumed() {},
+        state(state) {
+            states.push(state);
+            if (state?.kind === "quiet") leave.abort();
+        },
+    });
+    window.fetch = original;
+    return states.at(-1).since - opened.at(-1);
+}"""
+
+
+def test_silence_is_counted_from_the_last_connection_on(page: Page):
+    """An outage is none of the model's."""
+    assert 0 <= module_of(page, "js/chat/stream.js", SILENT) < 500

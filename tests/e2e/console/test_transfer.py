@@ -214,6 +214,13 @@ def test_a_broken_file_is_named_with_its_line(page: Page):
         assert sentence.startswith(expected)
 
 
+def test_files_of_other_kinds_are_refused_with_those_that_can_be_read(page: Page):
+    """Whatever is in them; what they say is no place in them."""
+    import_files(page, b"# A title", b"\x89PNG\r\n", names=("notes.md", "picture.png"))
+    advice = "cannot be imported; export it as JSONL. Readable are JSONL, JSON and ZIP."
+    expect(page.get_by_role("alert")).to_contain_text(f"notes.md {advice}")
+
+
 def test_what_the_server_refuses_is_named_with_its_line(page: Page, ann: Ann, faults: Any):
     """Of several conversations the ones before are kept, and the message says so."""
     faults.allow("400 (Bad Request)")

@@ -85,6 +85,13 @@ def test_without_a_terminal_one_table_is_printed(capsys: pytest.CaptureFixture[s
     assert " ".join(row.split()) == cells
 
 
+def test_a_server_with_nothing_to_do_says_so(answers: dict[str, Any], capsys: pytest.CaptureFixture[str]):
+    """In place of an empty table."""
+    answers["/api/admin/requests?limit=100"] = {"data": [], "total": 0, "has_more": False}
+    assert main(["top"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "no live requests"
+
+
 @pytest.mark.usefixtures("answers")
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]):
     """As the server answered."""

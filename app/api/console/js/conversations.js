@@ -1,5 +1,5 @@
 // The conversations of the side bar: pages of the server's list, and what is done to one of them.
-import { ApiError, getJson, key, sendJson } from "./api.js";
+import { ApiError, getJson, key, lastContact, sendJson } from "./api.js";
 import { navigate, route } from "./router.js";
 import { effect, signal } from "./ui.js";
 
@@ -133,6 +133,10 @@ effect(() => {
   conversations.value = [];
   deleted.value = [];
   listing.value = { state: "loading", hasMore: false, error: null };
+});
+effect(() => {
+  // The server is back.
+  if (lastContact.value === "answered" && listing.peek().state === "failed") refreshConversations();
 });
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden && listing.peek().state !== "loading") refreshConversations();

@@ -1,18 +1,19 @@
 // Short messages in a corner, read out by screen readers; also the place of "Undo".
-import { html, signal } from "./ui.js";
+import { route } from "./router.js";
+import { effect, html, signal } from "./ui.js";
 
 const notices = signal([]);
 const timers = new Map();
 let numNotices = 0;
 
 /**
- * Show a message. `kind` is "info", "ok" or "error"; `action` is `{label, run}`. It leaves after `seconds`, an error
- * stays until it is closed. Returns a function that closes it.
+ * Show a message. `kind` is "info", "ok" or "error"; `action` is `{label, run}`. It leaves after `seconds`, and
+ * without an action when another page is opened. Returns a function that closes it.
  */
-export function notify(text, { kind = "info", action = null, seconds = action ? 12 : 6 } = {}) {
+export function notify(text, { kind = "info", action = null, seconds = action ? 12 : kind === "error" ? 10 : 6 } = {}) {
   numNotices += 1;
-  const notice = { id: numNotices, text, kind, action, seconds: kind === "error" ? null : seconds };
-  notices.value = [...notices.value.slice(-3), notice];
+  const notice = { id: numNotices, text, kind, action, seconds };
+  notices.value = [...notices.value.slice(-2), notice];
   start(notice);
   return () => close(notice.id);
 }
@@ -23,13 +24,18 @@ function close(id) {
 }
 
 function start(notice) {
-  if (notice.seconds !== null) timers.set(notice.id, setTimeout(close, notice.seconds * 1000, notice.id));
+  timers.set(notice.id, setTimeout(close, notice.seconds * 1000, notice.id));
 }
 
 function stop(id) {
   clearTimeout(timers.get(id));
   timers.delete(id);
 }
+
+effect(() => {
+  route.value;
+  for (const { id, action } of notices.peek()) if (!action) close(id);
+});
 
 function Notice({ notice }) {
   const act = () => {

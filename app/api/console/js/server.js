@@ -13,6 +13,20 @@ const PATIENCE_MS = 8000;
  */
 export const server = signal({ state: "unknown", text: "" });
 
+const WORDS = {
+  restarting: "The engine is restarting.",
+  waiting: "The engine cannot be reached.",
+  draining: "The server is stopping.",
+  dead: "The engine has ended, and does not start again.",
+};
+
+/** What a phase of the server means to people who wait. Names of processes and exit codes are for its log. */
+export function inWords(phase) {
+  const [, kind, stage] = /^(\w*)(?:: )?(.*)$/s.exec(phase);
+  if (kind === "starting") return `The model is loading${stage && !stage.includes("loads the model") ? ` (${stage})` : ""}.`;
+  return WORDS[kind] ?? "The server takes no requests now.";
+}
+
 let timer = 0;
 let asking = false;
 

@@ -6,6 +6,8 @@ import { effect, signal } from "./ui.js";
 export { key } from "./api.js";
 
 const PATIENCE_MS = 8000;
+const MAX_KEY_CHARS = 1000;
+const OPEN_OWNER = "local"; // of everybody, as long as no key is needed
 
 /** The answer of GET /api/me; null while nobody is signed in. */
 export const me = signal(null);
@@ -30,6 +32,7 @@ export async function check() {
 /** Sign in with a key, kept in this browser with `remember`, else in this tab. Throws ApiError, and keeps nothing then. */
 export async function signIn(text, { remember = true } = {}) {
   const cleaned = cleanKey(text);
+  if (cleaned.length > MAX_KEY_CHARS) throw new ApiError(0, { code: "invalid_key", message: "That is no key: it is too long." });
   if (!/^[\x21-\x7e]+$/.test(cleaned)) {
     throw new ApiError(0, { code: "invalid_key", message: "That is no key: a key has letters, digits and signs, without spaces." });
   }
@@ -42,9 +45,10 @@ export async function signIn(text, { remember = true } = {}) {
 /** What somebody else left in this browser, as drafts, is not for whom the server names now. */
 function enter(answer) {
   if (read("owner") !== answer.owner) {
-    const kept = [true, false].map((tab) => [read("key", { tab }), { tab }]);
+    const names = read("owner") === OPEN_OWNER ? ["key", "question"] : ["key"];
+    const kept = names.flatMap((name) => [true, false].map((tab) => [name, read(name, { tab }), { tab }]));
     clear();
-    for (const [text, place] of kept) write("key", text, place);
+    for (const entry of kept) write(...entry);
   }
   write("owner", answer.owner);
   me.value = answer;

@@ -6,7 +6,7 @@ import { ConversationList } from "./lists/conversations.js";
 import { UsageView } from "./lists/usage.js";
 import { Notices } from "./notices.js";
 import { navigate, route } from "./router.js";
-import { server } from "./server.js";
+import { inWords, server } from "./server.js";
 import { me, session, signOut } from "./session.js";
 import { bind } from "./shortcuts.js";
 import { SignIn } from "./signin.js";
@@ -22,7 +22,7 @@ const LOGO = new URL("../favicon.svg", import.meta.url).href;
 const STATES = {
   away: () => "The server cannot be reached. This page tries again by itself.",
   offline: () => "This device is offline. This page goes on by itself once it is back.",
-  waiting: (text) => `The server takes no requests yet: ${text}. This page goes on by itself.`,
+  waiting: inWords,
 };
 
 const narrow = matchMedia("(max-width: 800px)");

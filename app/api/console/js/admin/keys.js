@@ -13,7 +13,7 @@ const DAY_S = 86_400;
 const FIELDS = [
   { name: "name", head: "Name", help: "What the key is for", required: true, maxlength: 100 },
   { name: "owner", head: "Owner", help: "Keys of one owner share conversations and usage; empty: the key alone", onlyNew: true, maxlength: 100 },
-  { name: "scope", head: "May", choices: { chat: "chat", admin: "administer" } },
+  { name: "scope", head: "Role", choices: { chat: "chat", admin: "admin" } },
   { name: "tier", head: "Tier", choices: { standard: "standard", interactive: "interactive: first in the queue", batch: "batch: last in the queue" } },
   { name: "rpm", head: "Requests a minute", number: true, none: "no limit" },
   { name: "tpm", head: "Tokens a minute", number: true, none: "no limit" },
@@ -51,13 +51,13 @@ export function KeysTab() {
   const columns = [
     { head: "Name", label: true, cell: (key) => html`${key.name}${key.id === me.value?.key?.id ? html` <span class="muted">(yours)</span>` : null}` },
     { head: "Status", cell: (key) => html`<span class=${`status-${key.status}`}>${key.status}</span>` },
-    { head: "May", cell: (key) => (key.scope === "admin" ? "administer" : "chat") },
+    { head: "Role", cell: (key) => key.scope },
     { head: "Tier", cell: (key) => key.tier },
     { head: "Limits", cell: limits },
     { head: "Budget", number: true, cell: (key) => (key.budget_usd === null ? "" : money(key.budget_usd)) },
     { head: "Models", cell: (key) => (key.models ? key.models.join(", ") : "all") },
     { head: "Ends", cell: ends },
-    { head: "Owner", cell: (key) => (key.owner === key.id ? html`<span class="muted">itself</span>` : key.owner) },
+    { head: "Owner", cell: (key) => (key.owner === key.id ? html`<span class="muted">its own</span>` : key.owner) },
     { head: "Id", cell: (key) => html`<code>${key.id}</code>` },
     { head: html`<span class="visually-hidden">Change</span>`, acts: true, cell: (key) =>
       key.status === "revoked" ? null
@@ -165,7 +165,7 @@ function KeyForm({ old, onClose, onDone, onOther }) {
         ${old && html`<button type="button" class="danger" onClick=${() => onOther("revoke")}>Revoke…</button>
           <button type="button" onClick=${() => onOther("rotate")}>Rotate…</button>`}
         <button type="button" onClick=${onClose}>Cancel</button>
-        <button class="primary" disabled=${busy}>${old ? "Change it" : "Make it"}</button>
+        <button class="primary" disabled=${busy}>${old ? "Change it" : "Create key"}</button>
       </div>
     </form>
   <//>`;

@@ -7,9 +7,9 @@ import { navigate, route } from "../router.js";
 import { me } from "../session.js";
 import { read, write } from "../storage.js";
 import { effect, signal } from "../ui.js";
-import { emptyAnswer, storedAnswer, textOf } from "./fold.js";
+import { emptyAnswer, imagesOf, storedAnswer, textOf } from "./fold.js";
 import { forget, keep, keptPosts } from "./kept.js";
-import { sampling } from "./settings.js";
+import { models, sampling } from "./settings.js";
 import { cancel, follow } from "./stream.js";
 import { Tree } from "./tree.js";
 
@@ -36,12 +36,20 @@ effect(() => {
   fresh = null;
 });
 
+// The question with which the server began to ask for keys.
+function refusedQuestion() {
+  const text = read("question", { tab: true }) ?? "";
+  write("question", null, { tab: true });
+  return text;
+}
+
 let numChats = 0;
 let localIds = 0;
 const localId = () => `local-${++localIds}`;
 const isLocal = (id) => id?.startsWith("local-");
 const DRAW_MS = 40; // between drawings of an answer on its way
 const LATER_MS = 3000;
+const LARGE_CHARS = 100_000;
 
 class Chat {
   constructor(id) {
@@ -53,17 +61,17 @@ class Chat {
     this.live = signal(null); // the answer on its way
     this.problem = signal(null); // {error, until, again}: the last request, or the reading of the chat, failed
     this.loading = signal(Boolean(id));
-    this.draft = signal(read(this.draftName()) ?? "");
+    this.draft = signal(read(this.draftName()) ?? (id ? "" : refusedQuestion()));
   }
 
   draftName() {
     return `draft.${me.peek()?.owner}.${this.id.peek() ?? "new"}`;
   }
 
-  // The text that is being written survives a reload.
+  // The text that is being written survives a reload, unless it is so large that each letter would take a while.
   write(text) {
     this.draft.value = text;
-    write(this.draftName(), text || null);
+    write(this.draftName(), text.length > LARGE_CHARS ? null : text || null);
   }
 
   redraw() {
@@ -84,10 +92,10 @@ class Chat {
   async load() {
     this.giveBack();
     try {
-      const { messages } = await getJson(`/api/conversations/${encodeURIComponent(this.id.peek())}`);
+      const { messages, model } = await getJson(`/api/conversations/${encodeURIComponent(this.id.peek())}`);
       const leaf = this.path.at(-1)?.id;
       const old = this.tree.byId;
-      this.tree = new Tree(messages.map((message) => ({ ...message, answer: storedAnswer(message), ...drawn(old.get(message.id)) })));
+      this.tree = new Tree(messages.map((message) => ({ ...message, answer: storedAnswer(message, modelOf(message, messages, model)), ...drawn(old.get(message.id)) })));
       if (this.tree.byId.has(leaf)) this.tree.choose(leaf);
       this.problem.value = null;
     } catch (error) {
@@ -150,10 +158,7 @@ class Chat {
     try {
       await follow(answer, post, {
         signal: live.leave.signal,
-        state: (state) => {
-          const since = live.state.peek()?.since ?? Date.now();
-          live.state.value = state && { since, ...state };
-        },
+        state: (state) => (live.state.value = state),
         resumed: (eventId) => message.resumed.push(eventId),
         change: () => {
           this.learn(live);
@@ -203,13 +208,18 @@ class Chat {
       return;
     }
     message.status = "unsent";
+    if (error.status === 401) {
+      this.giveBack();
+      if (me.peek().open) write("question", this.draft.peek(), { tab: true }); // whoever signs in here has another name
+      return;
+    }
     if (error.code === "conversation_busy") {
-      notify(error.message, { kind: "error" });
+      notify("This conversation is being answered in another tab; send again when it has ended.", { kind: "error" });
       this.load(); // and reads along
       return;
     }
     const until = error.retryAfterS ? Date.now() + error.retryAfterS * 1000 : 0;
-    this.problem.value = { error, until, again: () => this.sendAgain() };
+    this.problem.value = { error, until, again: () => this.sendAgain(), edit: () => this.reopen() };
   }
 
   sendAgain() {
@@ -225,6 +235,17 @@ class Chat {
       this.tree.remove(at.id);
     }
     return message.asked;
+  }
+
+  // What was refused for good is changed: where it was written, or in its place beside a draft and with images.
+  reopen() {
+    const question = this.path.findLast(({ role }) => role === "user");
+    const isNew = this.path.at(-1).asked?.messages.length > 0;
+    if (!isNew || this.draft.peek() || imagesOf(question.content).length) return void question.edit?.();
+    this.giveBack();
+    this.problem.value = null;
+    this.redraw();
+    document.querySelector(".composer textarea")?.focus();
   }
 
   // The text of an unsent message goes back to where it was written.
@@ -277,6 +298,9 @@ class Chat {
     act(this.path[at]);
   }
 }
+
+// A stored conversation names the model of its newest answer; the others are of the same where there is but one.
+const modelOf = (message, all, model) => (message.request_id && (models.peek().length < 2 || message === all.at(-1)) ? model : null);
 
 // What a message keeps when its chat is read again.
 const drawn = (message) => message && { key: message.key, tick: message.tick, resumed: message.resumed };

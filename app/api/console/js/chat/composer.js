@@ -1,9 +1,22 @@
 // Where a message is written: text and images, kept as a draft.
 import { notify } from "../notices.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../ui.js";
+import { compact } from "../format.js";
 import { icon } from "./icons.js";
 import { readImage } from "./image.js";
 import { currentModel } from "./settings.js";
+
+const LARGE_CHARS = 100_000; // a text that is neither measured nor kept as a draft
+const MIN_BODY_BYTES = 2 ** 20;
+const BYTES_PER_TOKEN = 16;
+
+/** Why a text is not sent: a server takes a MiB and so many bytes per token of context. Empty if it may be sent. */
+export function refusalOf(text, model) {
+  if (text.length < LARGE_CHARS || !model?.context_length) return "";
+  const most = MIN_BODY_BYTES + BYTES_PER_TOKEN * model.context_length;
+  if (new TextEncoder().encode(text).length <= most) return "";
+  return `This text is too long: ${model.id} reads ${compact(model.context_length)} tokens. Send a part of it.`;
+}
 
 export function Composer({ chat, send, onUp }) {
   const text = chat.draft.value;
@@ -13,7 +26,8 @@ export function Composer({ chat, send, onUp }) {
   const live = chat.live.value;
   useLayoutEffect(() => {
     const { style } = field.current;
-    style.height = "auto";
+    style.height = text.length > LARGE_CHARS ? "40dvh" : "auto";
+    if (text.length > LARGE_CHARS) return;
     style.height = `${field.current.scrollHeight + 2}px`;
   }, [text]);
   useEffect(() => {
@@ -39,6 +53,8 @@ export function Composer({ chat, send, onUp }) {
   };
   const submit = () => {
     if (live || (!text.trim() && !images.length)) return;
+    const refusal = refusalOf(text, currentModel());
+    if (refusal) return void notify(refusal, { kind: "error" });
     const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
     send(parts.length ? [{ type: "text", text }, ...parts] : text);
     chat.write("");
@@ -53,8 +69,15 @@ export function Composer({ chat, send, onUp }) {
     event.preventDefault();
   };
   chat.takeFiles = attach;
-  // Programs of an office add a picture of what is copied as text.
-  const onPaste = ({ clipboardData }) => clipboardData.types.includes("text/plain") || attach(clipboardData.files);
+  const onPaste = (event) => {
+    const { types, files } = event.clipboardData;
+    if (!types.includes("text/plain")) return void attach(files);
+    // Programs of an office add a picture of what is copied as text. Megabytes take browsers minutes to insert.
+    const refusal = refusalOf(event.clipboardData.getData("text/plain"), currentModel());
+    if (!refusal) return;
+    event.preventDefault();
+    notify(refusal, { kind: "error" });
+  };
 
   return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), submit())}>
     ${images.length > 0 && html`<div class="row">${images.map((url, at) => html`<span class="thumb"><img src=${url} alt="Image ${at + 1}" />

@@ -1,7 +1,7 @@
 // An answer is what its events add up to; whatever is drawn of it is a function of this object.
 
 export const emptyAnswer = () => ({
-  id: null, conversationId: null, messageId: null, model: null, lastEventId: 0, done: false,
+  id: null, conversationId: null, messageId: null, model: null, createdAt: null, lastEventId: 0, done: false,
   text: "", reasoning: "", tools: [], finish: null, matched: null, usage: null, error: null,
   abandoned: null, budget: null, moderation: null,
 });
@@ -19,6 +19,7 @@ export function fold(answer, { id, data }) {
   }
   answer.id ??= data.id;
   answer.model ??= data.model;
+  answer.createdAt ??= data.created ?? null;
   answer.conversationId ??= data.conversation_id ?? null;
   answer.messageId ??= data.message_id ?? null;
   for (const name of ["usage", "abandoned", "budget", "moderation"]) answer[name] = data[name] ?? answer[name];
@@ -42,10 +43,11 @@ function foldCall(tools, call) {
 }
 
 // A stored message, in the same shape: a chat that is reloaded is drawn by the same code.
-export function storedAnswer(message) {
+export function storedAnswer(message, model) {
   const calls = message.tool_calls ?? [];
   return {
     ...emptyAnswer(),
+    model,
     id: message.request_id ?? null,
     messageId: message.id,
     done: message.status !== "in_progress",

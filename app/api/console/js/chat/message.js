@@ -1,6 +1,7 @@
 // One message: what was asked, or an answer with all that is to be said about it.
 import { compact, dateTime, duration, money, number } from "../format.js";
-import { server } from "../server.js";
+import { navigate } from "../router.js";
+import { inWords, server } from "../server.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../ui.js";
 import { copyText } from "./copy.js";
 import { imagesOf, textOf } from "./fold.js";
@@ -112,13 +113,14 @@ function Progress({ live }) {
 }
 
 function progressText({ stopping, answer }, state) {
-  const { state: where, text } = server.value;
+  const { state: where } = server.value;
   if (stopping.value) return "Stopping…";
   const waited = duration((Date.now() - state.since) / 1000);
   const again = state.until ? ` Trying again in ${seconds(state.until)} s.` : "";
   if (state.kind === "offline") return "You are offline. The answer goes on once you are back.";
   if (state.kind === "lost") return `The connection was lost. The answer goes on where it was.${again}`;
-  if (where === "waiting" || state.kind === "starting") return `The server waits: ${text || "it is starting"}. The answer goes on by itself.${again}`;
+  if (where === "waiting") return `The answer goes on by itself.${again}`; // the banner says why
+  if (state.kind === "starting") return `${inWords("restarting")} The answer goes on by itself.${again}`;
   return answer.id ? `The model is silent for ${waited}; the connection is kept.` : `Waiting for a place in the queue for ${waited}.`;
 }
 
@@ -141,14 +143,22 @@ function Ending({ chat, message }) {
   return html`<p class="ending ${kind}" role="status">${text}</p>`;
 }
 
+const TOO_LONG = ["context_length_exceeded", "body_too_large"];
+
 /** A refusal, with the time after which it is worth to ask again. */
 export function Problem({ problem }) {
   useClock(problem?.until > Date.now());
   if (!problem) return null;
-  const wait = problem.until ? seconds(problem.until) : 0;
+  const { error, until, again, edit } = problem;
+  const wait = until ? seconds(until) : 0;
+  const isGone = error.code === "conversation_not_found";
   return html`<div class="problem" role="alert">
-    <p>${problem.error.message}</p>
-    <button disabled=${wait > 0} onClick=${problem.again}>${wait > 0 ? `Try again in ${wait} s` : "Try again"}</button>
+    <p>${error.message}${isGone && " It may belong to another key."}</p>
+    ${isGone
+      ? html`<button onClick=${() => navigate("#/chat")}>New chat</button>`
+      : edit && TOO_LONG.includes(error.code)
+        ? html`<button onClick=${edit}>Edit</button>`
+        : html`<button disabled=${wait > 0} onClick=${again}>${wait > 0 ? `Try again in ${wait} s` : "Try again"}</button>`}
   </div>`;
 }
 
@@ -177,7 +187,9 @@ function AnswerFoot({ chat, item, busy }) {
   const { usage } = answer;
   const model = answer.model ?? "";
   const cost = costUsd(model, usage);
-  const facts = [model, message.created_at && dateTime(message.created_at), usage && `${compact(usage.prompt_tokens)} + ${compact(usage.completion_tokens)} tokens`, cost > 0 && money(cost)];
+  const createdAt = answer.createdAt ?? message.created_at;
+  const tokens = usage && `${compact(usage.prompt_tokens)} in, ${compact(usage.completion_tokens)} out`;
+  const facts = [model, createdAt && dateTime(createdAt), tokens, cost > 0 && money(cost)];
   return html`<div class="foot">
     <${Siblings} chat=${chat} message=${item.head} busy=${busy} />
     <${Copy} text=${item.messages.map((part) => part.answer.text).join("")} />

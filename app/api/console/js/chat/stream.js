@@ -13,7 +13,7 @@ const STARTING = ["engine_not_ready", "draining", "unavailable"];
  * Adds the events of an answer to it until [DONE]. `post` is {key, json}, the request that it answers.
  *
  * `on` has `signal`; `change()`, after each event; `resumed(eventId)`, when events follow that one after a break; and
- * `state({kind, until})`: "quiet", "starting", "lost", "offline", or null while events arrive. Throws an ApiError that
+ * `state({kind, until, since})`: "quiet", "starting", "lost", "offline", or null while events arrive. Throws an ApiError that
  * its user has to decide about.
  */
 export async function follow(answer, post, on) {
@@ -54,6 +54,7 @@ class Line {
   #dead = 0;
   #quiet = 0;
   #breathed = performance.now();
+  #heardMs = Date.now();
   isOver = false;
 
   constructor(on) {
@@ -69,6 +70,7 @@ class Line {
     known.onOpen = (response) => {
       answer.id = response.headers.get("x-request-id") ?? answer.id;
       this.isOver = response.status === 204;
+      this.#heardMs = Date.now();
       this.#alive();
     };
     known.onBytes = () => this.#alive();
@@ -78,6 +80,7 @@ class Line {
 
   // A long replay lets the page draw and answer its user.
   async breathe() {
+    this.#heardMs = Date.now();
     this.#listen();
     if (performance.now() - this.#breathed < BREATH_MS) return;
     await new Promise((resolve) => setTimeout(resolve));
@@ -92,7 +95,7 @@ class Line {
   #listen() {
     clearTimeout(this.#quiet);
     this.#quiet = setTimeout(() => {
-      this.on.state({ kind: "quiet" });
+      this.on.state({ kind: "quiet", since: this.#heardMs });
       look();
       this.#listen();
     }, QUIET_MS);

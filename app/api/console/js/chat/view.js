@@ -9,8 +9,10 @@ import { icon } from "./icons.js";
 import { MessageList } from "./list.js";
 import { Message, Problem } from "./message.js";
 import { Panel } from "./panel.js";
-import { loadModels, settings } from "./settings.js";
+import { currentModel, loadModels, settings } from "./settings.js";
 import { items } from "./tree.js";
+
+const BUILTIN = "tokenring-builtin";
 
 export function ChatView({ conversationId }) {
   const chat = chatOf(conversationId);
@@ -46,7 +48,8 @@ function Chat({ chat }) {
     <${Panel} chat=${chat} />
     <${Log} chat=${chat} list=${list} isAtEnd=${isAtEnd} />
     ${isEmpty && html`<div class="empty">${chat.loading.value ? "Reading the conversation…" : chat.problem.value ? html`<${Problem} problem=${chat.problem.value} />` : html`<h1>What would you like to know?</h1>
-      <p class="muted">An answer survives a reload, a lost network and a restart of the server.</p>`}</div>`}
+      <p class="muted">An answer survives a reload, a lost network and a restart of the server.</p>
+      ${currentModel()?.id === BUILTIN && html`<p class="muted">This model is a toy: it knows Tokenring, and little else.</p>`}`}</div>`}
     ${!isAtEnd.value && html`<button class="to-end icon" aria-label="To the newest message" onClick=${() => list.current.toEnd()}>${icon("down")}</button>`}
     <${Composer} chat=${chat} send=${send} onUp=${onUp} />
     <div class="visually-hidden" aria-live="polite">${spoken.value}</div>

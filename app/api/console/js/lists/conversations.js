@@ -45,6 +45,7 @@ export function ConversationList() {
 }
 
 function countOf(found) {
+  if (found.data.length === 1) return "1 conversation found";
   return `${found.data.length}${found.hasMore ? " or more" : ""} conversations found`;
 }
 

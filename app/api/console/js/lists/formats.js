@@ -54,6 +54,15 @@ function isPlain(parts) {
  * its messages is called in an error. The format is that of the contents, whatever the name. Throws FileError.
  */
 export async function parseFile(buffer, name) {
+  try {
+    return await parseBytes(buffer, name);
+  } catch (error) {
+    if (!/\.(?!jsonl?$|zip$)[^.]+$/i.test(name)) throw error;
+    throw new FileError(`${name} cannot be imported; export it as JSONL. Readable are JSONL, JSON and ZIP.`);
+  }
+}
+
+async function parseBytes(buffer, name) {
   const bytes = new Uint8Array(buffer);
   if (bytes[0] === 0x50 && bytes[1] === 0x4b) {
     const texts = await unzipped(bytes).catch((error) => {

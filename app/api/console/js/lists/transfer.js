@@ -102,13 +102,13 @@ export async function importFiles(files) {
   };
   try {
     await run("Reading…", imported);
+    if (ids.length === 1) navigate(`#/chat/${encodeURIComponent(ids[0])}`);
     if (ids.length) notify(ids.length === 1 ? "Imported 1 conversation." : `Imported ${ids.length} conversations.`, { kind: "ok" });
   } catch (error) {
     const kept = ids.length ? ` Before that, ${ids.length} were imported.` : "";
     notify(`${error.message}${kept}`, { kind: "error" });
   }
   if (ids.length) await refreshConversations();
-  if (ids.length === 1) navigate(`#/chat/${encodeURIComponent(ids[0])}`);
 }
 
 /** Send one conversation; returns its id. Throws FileError that names its place in the file. */
