@@ -58,6 +58,7 @@ CURL: Mapping[str, Mapping[str, int]] = {
         '"rpm":null,"tpm":20000': 3,
         '"old_secrets_end_at":1': 1,
         '"object":"safety.policy"': 1,
+        REFUSED: 1,  # the request that it stops is nobody's
     },
     "limits": {
         "HTTP/1.1 200 OK": 2,
