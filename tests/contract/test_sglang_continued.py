@@ -50,7 +50,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "frequency penalty": {"max_tokens": 60, "regex": "[a-e]{40}", "frequency_penalty": 2.0},
     "presence penalty": {"max_tokens": 60, "regex": "[a-z]{24}", "presence_penalty": 2.0},
     "repetition penalty": {"max_tokens": 60, "regex": "[a-z]{24}", "repetition_penalty": 2.0},
-    "multi-byte characters": {"max_tokens": 32, "regex": "[\u4e16\u754c\U0001f600]{12}"},
+    "multi-byte characters": {"max_tokens": 64, "regex": "[\u4e16\u754c\U0001f600]{12}"},
 }
 
 
