@@ -165,6 +165,7 @@ async def test_numbers_of_a_chat_fit(sglang_engine: Any, body: Any, stop_ids: li
     body=BODIES,
     logprobs=st.integers(0, 20) | NUMBERS,
 )
+@example(prompt=[32_767], body={}, logprobs=0)
 async def test_numbers_of_a_completion_fit(
     sglang_engine: Any, prompt: list[Any], body: Any, logprobs: Any
 ) -> None:

@@ -38,13 +38,15 @@ class Vocabulary:
         """The ids of a prompt without a template. Raises BadRequest for what is no id."""
         if raw.token_ids is None:
             return self.ids(raw.preface) + self.ids(raw.text)
-        _check(raw.token_ids)
+        _check(raw.token_ids, "prompt")
         return [*self.ids(raw.preface), *raw.token_ids]
 
 
-def _check(token_ids: Sequence[int]) -> None:
+def _check(token_ids: Sequence[int], param: str | None = None) -> None:
     if any(not 0 <= token_id < VOCABULARY for token_id in token_ids):
-        raise BadRequest(f"A token id is not in the model's vocabulary, which has {VOCABULARY:,} tokens.")
+        raise BadRequest(
+            f"A token id is not in the model's vocabulary, which has {VOCABULARY:,} tokens.", param=param
+        )
 
 
 def prompt_ids(messages: Iterable[Mapping[str, Any]]) -> Iterator[int]:

@@ -241,7 +241,7 @@ class Renderer:
                 raise BadRequest("prompt has no tokens; send a longer text.", param="prompt")
             return ids
         self._limits.check_least(len(raw.token_ids))
-        self._text.check_ids(raw.token_ids)
+        self._text.check_ids(raw.token_ids, "prompt")
         return [*preface, *raw.token_ids]
 
     def _check_length(self, prompt: str) -> None:

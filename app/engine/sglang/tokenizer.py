@@ -42,11 +42,12 @@ class TokenizerText:
             return self._tokenizer.encode(text)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def check_ids(self, token_ids: Sequence[int]) -> None:
-        """Raise BadRequest for an id that is not in the vocabulary: it has no embedding."""
+    def check_ids(self, token_ids: Sequence[int], param: str | None = None) -> None:
+        """Raise BadRequest, of `param`, for an id that is not in the vocabulary: it has no embedding."""
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocabulary):
             raise BadRequest(
-                f"A token id is not in the model's vocabulary, which has {self.vocabulary:,} tokens."
+                f"A token id is not in the model's vocabulary, which has {self.vocabulary:,} tokens.",
+                param=param,
             )
 
 
