@@ -164,20 +164,22 @@ async def long_answer(route: Route) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (scripts/setup --dev)")
 async def test_the_console_waits_for_the_engine(server: ServerProcess) -> None:
-    """The page says what the server does meanwhile, and draws the rest in the same answer."""
+    """The page draws the rest in the same answer; test_resume.py has what it says while the engine is away."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = await browser.new_page()
         await page.route("**/api/chat/completions", long_answer)
-        await page.goto(f"http://127.0.0.1:{await server.port()}/")
+        port = await server.port()
+        await page.goto(f"http://127.0.0.1:{port}/")
         field = page.get_by_label("Message", exact=True)
         await field.fill("Tell me about ring 7.")
         await field.press("Enter")
         await expect(page.locator(".md")).to_contain_text(re.compile(r"\w \w"), timeout=30_000)
         lose(server, "scheduler", signal.SIGKILL)
-        await expect(page.locator(".progress")).to_contain_text("restarting", timeout=30_000)
+        away = await readiness(port, 503)
+        assert away.json()["phase"].startswith("restarting: ")
         before = await page.locator(".md").inner_text()
-        await expect(page.locator(".answer .facts")).to_contain_text("tokens", timeout=RETURN_S * 1000)
+        await expect(page.locator(".answer .facts")).to_contain_text(f"{TOKENS} out", timeout=RETURN_S * 1000)
         assert len(await page.locator(".md").inner_text()) > len(before)
         await expect(page.locator(".ending")).to_contain_text("token limit")
         await browser.close()
