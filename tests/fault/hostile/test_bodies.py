@@ -88,6 +88,7 @@ async def post(port: int, raw: bytes, **headers: str) -> Response:
     return await fetch(port, "POST", CHAT, raw, headers)
 
 
+@pytest.mark.timed
 @pytest.mark.timeout(120)
 async def test_no_body_stalls_the_others(big_server: ServerProcess):
     """Whatever 31 MB hold, they are refused by name, and `/healthz` answers meanwhile."""
@@ -101,6 +102,7 @@ async def test_no_body_stalls_the_others(big_server: ServerProcess):
     assert all(late_s < LATE_S for late_s in late.values()), late
 
 
+@pytest.mark.timed
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("letter", ["a", "é", "中", '"', "\\", "\x07"], ids=ascii)
 async def test_a_long_text_stalls_nobody(big_server: ServerProcess, letter: str):
