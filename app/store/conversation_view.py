@@ -79,7 +79,7 @@ def page(connection: sqlite3.Connection, outline: Outline, start: int) -> Messag
     seqs = list(outline.seqs[start : start + PAGE_MESSAGES])
     cursor = connection.execute(
         "SELECT m.seq, m.id, m.role, m.text, m.body, m.created_at_us, m.status, m.finish_reason, m.choice,"
-        " p.id AS parent_id, r.id AS request_id, r.state, r.prompt_tokens, r.completion_tokens,"
+        " p.id AS parent_id, r.id AS request_id, r.model, r.state, r.prompt_tokens, r.completion_tokens,"
         " r.cached_tokens, r.reasoning_tokens, r.withheld_tokens"
         " FROM messages AS m LEFT JOIN messages AS p ON p.seq = m.parent_seq"
         " LEFT JOIN requests AS r ON r.seq = m.request_seq"
@@ -131,5 +131,5 @@ def _message(row: sqlite3.Row) -> dict[str, Any]:
     billed = row["state"] == "settled" and row["choice"] == 0
     message["usage"] = usage_body(Usage(*(row[name] for name in Usage._fields))) if billed else None
     if row["request_id"] is not None:
-        message |= {"request_id": row["request_id"], "choice": row["choice"]}
+        message |= {"request_id": row["request_id"], "choice": row["choice"], "model": row["model"]}
     return message

@@ -164,7 +164,7 @@ async def long_answer(route: Route) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (scripts/setup --dev)")
 async def test_the_console_waits_for_the_engine(server: ServerProcess) -> None:
-    """The page draws the rest in the same answer; test_resume.py has what it says while the engine is away."""
+    """The page draws the rest in the same answer; test_resume.py has what it says meanwhile."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = await browser.new_page()

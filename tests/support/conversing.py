@@ -36,6 +36,7 @@ class Chats:
         parent: str | None = None,
         title: str | None = None,
         choices: int = 1,
+        model: str = "llama",
     ) -> list[str]:
         """Ask; returns the ids of the answers, which are in progress."""
         known = self.c.execute("SELECT 1 FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
@@ -48,7 +49,7 @@ class Chats:
         turn = NewTurn(
             conversation_id=conversation_id,
             owner=self.owner,
-            model="llama",
+            model=model,
             title=title or (messages[0].text if messages else ""),
             is_new=past is None,
             parent_seq=past.parent_seq if past else None,
@@ -57,7 +58,7 @@ class Chats:
             created_at_us=NOW_US + number * 1_000_000,
         )
         conversation_seq = conversations.ensure(self.c, turn)
-        request_seq = reserved(self.c, owner=self.owner)
+        request_seq = reserved(self.c, owner=self.owner, model=model)
         self.c.execute(
             "UPDATE requests SET conversation_seq = ? WHERE seq = ?", (conversation_seq, request_seq)
         )

@@ -37,6 +37,7 @@ SERVERS_OWN = frozenset(
         "usage",
         "request_id",
         "choice",
+        "model",
         "matched_stop",
     }
 )

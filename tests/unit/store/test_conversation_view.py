@@ -50,6 +50,14 @@ def test_answer_has_the_usage_of_its_request():
     assert "request_id" not in question
 
 
+def test_answer_names_the_model_that_wrote_it():
+    """Each its own, whatever the conversation is asked next; a question has none."""
+    chats = Chats()
+    for model in ("small", "large"):
+        chats.finish(chats.begin("conv_1", "hello", model=model), "hi")
+    assert [message.get("model") for message in chats.view()["messages"]] == [None, "small", None, "large"]
+
+
 def test_message_is_shown_as_it_was_sent():
     """Parts stay parts; what else a message had stands beside its content."""
     chats = Chats()

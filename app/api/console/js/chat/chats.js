@@ -9,7 +9,7 @@ import { read, write } from "../storage.js";
 import { effect, signal } from "../ui.js";
 import { emptyAnswer, imagesOf, storedAnswer, textOf } from "./fold.js";
 import { forget, keep, keptPosts } from "./kept.js";
-import { models, sampling } from "./settings.js";
+import { sampling } from "./settings.js";
 import { cancel, follow } from "./stream.js";
 import { Tree } from "./tree.js";
 
@@ -92,10 +92,10 @@ class Chat {
   async load() {
     this.giveBack();
     try {
-      const { messages, model } = await getJson(`/api/conversations/${encodeURIComponent(this.id.peek())}`);
+      const { messages } = await getJson(`/api/conversations/${encodeURIComponent(this.id.peek())}`);
       const leaf = this.path.at(-1)?.id;
       const old = this.tree.byId;
-      this.tree = new Tree(messages.map((message) => ({ ...message, answer: storedAnswer(message, modelOf(message, messages, model)), ...drawn(old.get(message.id)) })));
+      this.tree = new Tree(messages.map((message) => ({ ...message, answer: storedAnswer(message), ...drawn(old.get(message.id)) })));
       if (this.tree.byId.has(leaf)) this.tree.choose(leaf);
       this.problem.value = null;
     } catch (error) {
@@ -298,9 +298,6 @@ class Chat {
     act(this.path[at]);
   }
 }
-
-// A stored conversation names the model of its newest answer; the others are of the same where there is but one.
-const modelOf = (message, all, model) => (message.request_id && (models.peek().length < 2 || message === all.at(-1)) ? model : null);
 
 // What a message keeps when its chat is read again.
 const drawn = (message) => message && { key: message.key, tick: message.tick, resumed: message.resumed };

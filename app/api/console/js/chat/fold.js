@@ -43,11 +43,11 @@ function foldCall(tools, call) {
 }
 
 // A stored message, in the same shape: a chat that is reloaded is drawn by the same code.
-export function storedAnswer(message, model) {
+export function storedAnswer(message) {
   const calls = message.tool_calls ?? [];
   return {
     ...emptyAnswer(),
-    model,
+    model: message.model ?? null,
     id: message.request_id ?? null,
     messageId: message.id,
     done: message.status !== "in_progress",
