@@ -107,8 +107,8 @@ def test_a_command_starts_without_the_libraries_that_it_does_not_need():
 
 
 def test_the_server_starts_without_the_libraries_that_it_does_not_need():
-    """Without a policy file and prices nothing is there to check; plots are for commands."""
-    slow = {"matplotlib", "pydantic", "sglang", "sklearn", "torch"}
+    """Without a policy file, prices and an issuer nothing is checked or asked; plots are for commands."""
+    slow = {"aiohttp", "matplotlib", "pydantic", "sglang", "sklearn", "torch"}
     code = (
         "import sys, app.api.server, app.runtime; from app.safety.policies.policy_file import read;"
         " from app.metering.pricing import PriceTable; read(None); PriceTable.parse(());"
