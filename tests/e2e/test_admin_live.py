@@ -100,7 +100,7 @@ async def test_who_waits_has_a_place_and_who_is_unread_a_time(serve: Serve):
     for connection in waiting:
         connection.close()
     first.close()
-    await until(lambda: not served.live()[0].readers)
+    await until(lambda: served.runtime.streams.grace_left_s(served.live()[0].request_id))
     [unread] = [r for r in (await get(served, "/api/admin/requests"))["data"] if r["readers"] == 0][:1]
     assert 0 < unread["stops_in_s"] <= 40
 

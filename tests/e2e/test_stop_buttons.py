@@ -124,8 +124,13 @@ async def left(served: Served, key: str, **headers: str) -> str:
     stream = await open_stream(served.port, chat(), headers=named, path=V1)
     await stream.read_events(3)
     stream.connection.close()
-    await until(lambda: not served.stream(stream.id).readers)
+    await until_grace(served, stream.id)
     return stream.id
+
+
+async def until_grace(served: Served, stream_id: str) -> None:
+    """Wait for the grace period to begin: the last reader is gone some loop turns earlier."""
+    await until(lambda: served.runtime.streams.grace_left_s(stream_id) is not None)
 
 
 SIGNS = {
@@ -151,7 +156,7 @@ async def test_a_conversation_keeps_the_answer(serve: Serve):
         stream = await served.open(body, path=path)
         await stream.read_events(3)
         stream.connection.close()
-        await until(lambda s=stream: not served.stream(s.id).readers)
+        await until_grace(served, stream.id)
         assert served.runtime.streams.grace_left_s(stream.id) > 20
 
 
@@ -192,7 +197,7 @@ async def test_who_comes_back_in_the_short_grace_goes_on(serve: Serve):
     assert again.transcript.ids[0] == 4
     assert again.transcript.content() in "".join(scripted_text(0, 0, 200))
     again.connection.close()
-    await until(lambda: not served.stream(stream_id).readers)
+    await until_grace(served, stream_id)
     assert served.runtime.streams.grace_left_s(stream_id) > 20
 
 
@@ -208,7 +213,7 @@ async def test_who_leaves_an_answer_in_one_piece(serve: Serve, headers: dict[str
     [stream] = served.live()
     connection.close()
     if kept:
-        await until(lambda: served.runtime.streams.grace_left_s(stream.request_id))
+        await until_grace(served, stream.request_id)
         assert served.runtime.streams.grace_left_s(stream.request_id) > 20
     else:
         await check_stopped(served, key, stream.request_id)
