@@ -437,6 +437,36 @@ def test_a_paste_that_no_model_here_reads_is_refused(page: Page):
     assert page.evaluate("Object.keys(localStorage).filter((name) => name.includes('draft'))") == []
 
 
+def test_a_large_paste_is_sent_with_the_question_and_not_put_into_the_field(page: Page, faults: Faults):
+    """It goes before what is typed, can be removed, and comes back beside the field when it was refused."""
+    field, chips = page.get_by_label("Message", exact=True), page.locator(".pasted")
+    pasted = ("word word word\n" * 10_000).rstrip()
+    refusal = {"error": {"message": "Too long.", "code": "context_length_exceeded"}}
+    asked: list[str] = []
+
+    def refuse(route: Route) -> None:
+        asked.append(route.request.post_data_json["messages"][-1]["content"])
+        route.fulfill(status=400, json=refusal)
+
+    page.route(COMPLETIONS, refuse)
+    faults.allow("400")
+    field.evaluate(PASTE, pasted)
+    field.evaluate(PASTE, pasted)
+    expect(chips).to_have_text([re.compile("^150K pasted characters")] * 2)
+    page.get_by_role("button", name="Remove pasted text 2").click()
+    expect(chips).to_have_count(1)
+    expect(field).to_have_value("")
+    ask(page, "What is it?")
+    page.get_by_role("alert").get_by_role("button", name="Edit").click()
+    assert asked == [f"{pasted}\n\nWhat is it?"]
+    expect(chips).to_have_count(1)
+    expect(field).to_have_value("")
+    assert axe(page) == []
+    page.get_by_label("Send", exact=True).click()
+    page.get_by_role("alert").get_by_role("button", name="Edit").wait_for()
+    assert asked[1] == asked[0]
+
+
 def test_what_is_said_of_an_answer_stays_over_a_reload(page: Page):
     """Its model, its time, its tokens."""
     ask(page, "three words here")

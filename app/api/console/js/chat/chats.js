@@ -49,7 +49,7 @@ const localId = () => `local-${++localIds}`;
 const isLocal = (id) => id?.startsWith("local-");
 const DRAW_MS = 40; // between drawings of an answer on its way
 const LATER_MS = 3000;
-const LARGE_CHARS = 100_000;
+export const LARGE_CHARS = 100_000; // a text that no field shows, as each letter would take a while
 
 class Chat {
   constructor(id) {
@@ -62,6 +62,7 @@ class Chat {
     this.problem = signal(null); // {error, until, again}: the last request, or the reading of the chat, failed
     this.loading = signal(Boolean(id));
     this.draft = signal(read(this.draftName()) ?? (id ? "" : refusedQuestion()));
+    this.pasted = signal([]); // large texts that go before what is written; a reload loses them
   }
 
   draftName() {
@@ -251,7 +252,10 @@ class Chat {
   // The text of an unsent message goes back to where it was written.
   giveBack() {
     const asked = this.dropUnsent();
-    if (asked?.messages.length && !this.draft.peek()) this.write(textOf(asked.messages.at(-1).content));
+    if (!asked?.messages.length || this.draft.peek()) return;
+    const text = textOf(asked.messages.at(-1).content);
+    if (text.length > LARGE_CHARS) this.pasted.value = [text, ...this.pasted.peek()];
+    else this.write(text);
   }
 
   stop() {

@@ -2,11 +2,11 @@
 import { notify } from "../notices.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../ui.js";
 import { compact } from "../format.js";
+import { LARGE_CHARS } from "./chats.js";
 import { icon } from "./icons.js";
 import { readImage } from "./image.js";
 import { currentModel } from "./settings.js";
 
-const LARGE_CHARS = 100_000; // a text that is neither measured nor kept as a draft
 const MIN_BODY_BYTES = 2 ** 20;
 const BYTES_PER_TOKEN = 16;
 
@@ -20,6 +20,7 @@ export function refusalOf(text, model) {
 
 export function Composer({ chat, send, onUp }) {
   const text = chat.draft.value;
+  const pasted = chat.pasted.value;
   const [images, setImages] = useState([]);
   const field = useRef(null);
   const picker = useRef(null);
@@ -51,20 +52,23 @@ export function Composer({ chat, send, onUp }) {
       }
     }
   };
+  const isEmpty = !text.trim() && !images.length && !pasted.length;
   const submit = () => {
-    if (live || (!text.trim() && !images.length)) return;
-    const refusal = refusalOf(text, currentModel());
+    if (live || isEmpty) return;
+    const whole = [...pasted, text].filter(Boolean).join("\n\n");
+    const refusal = refusalOf(whole, currentModel());
     if (refusal) return void notify(refusal, { kind: "error" });
     const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
-    send(parts.length ? [{ type: "text", text }, ...parts] : text);
+    send(parts.length ? [{ type: "text", text: whole }, ...parts] : whole);
     chat.write("");
+    chat.pasted.value = [];
     setImages([]);
   };
   const onKeyDown = (event) => {
     // While a word is composed, Enter takes it over. 229 is what Safari says then.
     if (event.isComposing || event.keyCode === 229) return;
     if (event.key === "Enter" && !event.shiftKey) submit();
-    else if (event.key === "ArrowUp" && !text) onUp();
+    else if (event.key === "ArrowUp" && isEmpty) onUp();
     else return;
     event.preventDefault();
   };
@@ -72,16 +76,20 @@ export function Composer({ chat, send, onUp }) {
   const onPaste = (event) => {
     const { types, files } = event.clipboardData;
     if (!types.includes("text/plain")) return void attach(files);
-    // Programs of an office add a picture of what is copied as text. Megabytes take browsers minutes to insert.
-    const refusal = refusalOf(event.clipboardData.getData("text/plain"), currentModel());
-    if (!refusal) return;
-    event.preventDefault();
-    notify(refusal, { kind: "error" });
+    // Programs of an office add a picture of what is copied as text.
+    const inserted = event.clipboardData.getData("text/plain");
+    if (inserted.length <= LARGE_CHARS) return;
+    event.preventDefault(); // a field takes a browser seconds at this size, and minutes for megabytes
+    const refusal = refusalOf(inserted, currentModel());
+    if (refusal) notify(refusal, { kind: "error" });
+    else chat.pasted.value = [...pasted, inserted];
   };
 
   return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), submit())}>
     ${images.length > 0 && html`<div class="row">${images.map((url, at) => html`<span class="thumb"><img src=${url} alt="Image ${at + 1}" />
       <button type="button" aria-label="Remove image ${at + 1}" onClick=${() => setImages(images.filter((_, index) => index !== at))}>×</button></span>`)}</div>`}
+    ${pasted.length > 0 && html`<div class="row">${pasted.map((one, at) => html`<span class="pasted">${compact(one.length)} pasted characters
+      <button type="button" class="plain" aria-label="Remove pasted text ${at + 1}" onClick=${() => (chat.pasted.value = pasted.filter((_, index) => index !== at))}>×</button></span>`)}</div>`}
     <div class="row">
       <input ref=${picker} type="file" accept="image/png,image/jpeg,image/webp,image/gif" multiple hidden
         onChange=${(event) => (attach(event.target.files), (event.target.value = ""))} />
@@ -90,7 +98,7 @@ export function Composer({ chat, send, onUp }) {
         onInput=${(event) => chat.write(event.target.value)} onKeyDown=${onKeyDown} onPaste=${onPaste}></textarea>
       ${live
         ? html`<button type="button" class="primary icon" aria-label="Stop" title="Stop (Esc)" onClick=${() => chat.stop()}>${icon("stop")}</button>`
-        : html`<button class="primary icon" aria-label="Send" title="Send (Enter)" disabled=${!text.trim() && !images.length}>${icon("send")}</button>`}
+        : html`<button class="primary icon" aria-label="Send" title="Send (Enter)" disabled=${isEmpty}>${icon("send")}</button>`}
     </div>
   </form>`;
 }
