@@ -31,7 +31,7 @@ from tests.support.preloaded import ForkedProcess, Preloaded
 from tests.support.sse_client import Response, Stream, fetch, open_stream, until
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 50.0
+WAIT_S = 100.0
 """The longest that a process may take for anything here: less than pytest gives a test."""
 
 MakeScript = Script | Callable[[ChatRequest], Script]
