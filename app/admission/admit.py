@@ -235,10 +235,11 @@ class Admission:
 
     def _released(self, ticket: Ticket) -> None:
         """Called by a ticket that is given back."""
-        self.scheduler.end(ticket)
+        now_s = self._clock_s()
+        self.scheduler.end(ticket, now_s)
         ticket.charge((ticket.uncached_tokens if ticket.started else 0) + sum(ticket.lengths))
         if self.busy:
-            self._throughput.advance(self._clock_s(), waiting=True)
+            self._throughput.advance(now_s, waiting=True)
             self._throughput.freed(ticket.tokens)
             self._dispatch()
 

@@ -231,7 +231,7 @@ class FairQueue:
         """Count a request that is admitted, and not charged for it yet."""
         tenant = queued.tenant
         self._levels[tenant.rank].last_served = tenant.served
-        if self._aged(tenant.rank, now_s):
+        if self.waits_above(tenant):
             self._levels[tenant.rank].credit -= queued.tokens
         for lower in range(tenant.rank + 1, len(TIERS)):
             if self._aged(lower, now_s):

@@ -7,6 +7,7 @@ head of line, which others may pass for a while only.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from itertools import islice
 
@@ -49,6 +50,8 @@ class AdmissionScheduler:
         """Choices in the engine."""
         self._queue, self._tuning = queue, tuning
         self._max_choices = 0
+        self._ended_s = -math.inf
+        """When the engine last had something to run."""
         self._running: dict[str, Ticket] = {}
         self._blocked: Ticket | None = None
         self._over_share: set[Tenant] = set()
@@ -83,8 +86,9 @@ class AdmissionScheduler:
             self.key_window.mark_full()
         ticket.admit(now_s, queued_behind=self.prefill_window.enter(ticket.uncached_tokens, now_s))
 
-    def end(self, ticket: Ticket) -> None:
+    def end(self, ticket: Ticket, now_s: float) -> None:
         """Take back the room of an admitted request."""
+        self._ended_s = now_s
         if not ticket.started:
             self.prefill_window.leave(ticket.uncached_tokens)
         self.kv_budget.give_back(ticket.allocation)
@@ -267,9 +271,13 @@ class AdmissionScheduler:
         return 0.0 if tenant.in_flight_tokens + tokens <= share else self._tuning.spare
 
     def _slows_others(self, tenant: Tenant, n: int, now_s: float) -> bool:
-        """True if a key that has more than its share of what runs would slow the others' answers too much."""
+        """True if a key that has more than its share of what runs would slow the others' answers too much.
+
+        What has more choices than the window waits until nothing has run for a while.
+        """
         running = self.num_choices + n
-        if n == running == 1 or self.key_window.fits(running):
+        is_idle = not self.num_choices and now_s - self._ended_s >= self._tuning.idle_s
+        if n == running == 1 or is_idle or self.key_window.fits(running):
             return False
         others_weight = self._queue.recent_weight(now_s, besides=tenant)
         share = tenant.weight / (tenant.weight + others_weight)
