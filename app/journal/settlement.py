@@ -1,4 +1,6 @@
-"""The unit that writes an entry's settlement. What it writes is read when it is made, on the loop.
+"""The unit that writes an entry's settlement, with its counts and events as of when the unit was made.
+
+Whether its stream has been deleted since is looked at as it is written.
 
 `Journal.settle` writes it before a stream's [DONE], and `Journal.settle_later` after an error. If it cannot
 be written, `Journal._settle_left` tries again every second; the next start reconciles what is left then. A

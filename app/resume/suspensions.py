@@ -179,6 +179,7 @@ class Suspensions:
         entry.saved(stream.last_id)
         self._journal.insert(entry)
         self._seqs.pop(stream.request_id, None)
+        self._touched_s.pop(stream.request_id, None)
         self.num_continued += 1
         self._database.text_deleted.set()
         return entry
@@ -225,6 +226,8 @@ class Suspensions:
         except StorageUnavailable:
             self._seqs.update(seqs)
             raise
+        for request_id in seqs:
+            self._touched_s.pop(request_id, None)
         for settlement in settlements:
             if settlement is not None:
                 self._on_settled(*settlement)

@@ -224,7 +224,8 @@ class Database:
     @property
     def writer_lag_s(self) -> float:
         """Seconds that the oldest uncommitted unit has waited; 0 when there is none."""
-        return time.monotonic() - self._batch[0].queued_at_s if self._batch else 0.0
+        oldest = self._batch or self._waiting
+        return time.monotonic() - oldest[0].queued_at_s if oldest else 0.0
 
     async def _write_loop(self) -> None:
         while not self._closed or self._waiting:

@@ -25,7 +25,7 @@ class Suspension(NamedTuple):
     request: bytes
     """JSON: the request with its turn, and the progress of its answer (app.resume.snapshot)."""
     token_ids: bytes
-    """Little-endian uint32: runs of token ids, of which the JSON has the lengths."""
+    """uint32 in this machine's byte order: runs of token ids, of which the JSON has the lengths."""
 
 
 class StoredSuspension(NamedTuple):

@@ -102,7 +102,9 @@ class Issuer:
             return claims
         headers = {"Authorization": f"Bearer {tokens['access_token']}"}
         status, info = await self._fetch("GET", metadata["userinfo_endpoint"], headers=headers)
-        if status != 200 or info.get("sub") != claims["sub"]:  # OpenID Connect Core, section 5.3.2
+        if status != 200:
+            raise self._unavailable(f"its user info endpoint answered {status}")
+        if info.get("sub") != claims["sub"]:  # OpenID Connect Core, section 5.3.2
             raise SignInRefused("The issuer's user info is not of the person who signed in; begin again.")
         return {**info, **claims}
 

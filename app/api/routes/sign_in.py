@@ -80,12 +80,11 @@ class SignInRoutes:
         """POST oidc: a key of the person, for the code that the issuer gave the console."""
         if self._issuer is None:
             raise NotFound("Nobody signs in here by OpenID Connect: oidc_issuer is not set.")
-        wait_s = self._bucket.take(time.monotonic())
-        if wait_s:
-            raise RateLimited("Too many people sign in at once; try again.", retry_after_s=1)
         body = await (await self._bodies.read(request, "sign-in")).parse()
         sent = read_fields(body, "", FIELDS, FIELDS)
         check_redirect(request, sent["redirect_uri"])
+        if self._bucket.take(time.monotonic()):
+            raise RateLimited("Too many people sign in at once; try again.", retry_after_s=1)
         try:
             return json_response(await self._sign_in(self._issuer, sent), confidential=True)
         except ServingError as error:
