@@ -309,7 +309,7 @@ async def test_what_a_sign_in_page_is_given(serve: Serve, issuer: ScriptedIssuer
 async def test_a_flood_of_sign_ins_does_not_reach_the_issuer(
     serve: Serve, issuer: ScriptedIssuer, monkeypatch: pytest.MonkeyPatch
 ):
-    """Beyond the rate they are 429. What is no sign-in, as any page can send it, takes no place from a person."""
+    """Beyond the rate they are 429. What is no sign-in, which any page can send, takes no place."""
     monkeypatch.setattr(sign_in_routes, "SIGN_IN_BURST", 1.0)
     monkeypatch.setattr(sign_in_routes, "SIGN_INS_PER_S", 0.001)
     served = await serve_people(serve, issuer)
