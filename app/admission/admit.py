@@ -180,7 +180,7 @@ class Admission:
             on_progress=self._progressed,
             on_release=self._released,
         )
-        self.scheduler.measure(ticket)
+        self.scheduler.measure_uncached(ticket)
         if self.busy and (estimate := self._count_prompt(request)):
             ratio = min(ticket.uncached_tokens / estimate, self._tuning.max_new_ratio)
             self._new_ratio += self._tuning.new_weight * (ratio - self._new_ratio)
@@ -295,7 +295,7 @@ class Admission:
         now_s = self._clock_s()
         while self.busy and (ticket := self.scheduler.next(now_s)) is not None:
             self._leave(ticket)
-            self.scheduler.measure(ticket)
+            self.scheduler.measure_uncached(ticket)
             self._admit(ticket, now_s)
 
     def _admit(self, ticket: Ticket, now_s: float) -> None:

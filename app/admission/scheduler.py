@@ -69,7 +69,7 @@ class AdmissionScheduler:
         """Set the number of choices that the engine runs at once; 0 where it does not say."""
         self._max_choices = max_choices
 
-    def measure(self, ticket: Ticket) -> None:
+    def measure_uncached(self, ticket: Ticket) -> None:
         """Set how much of a request's prompt no other request in flight has."""
         spare = self._spare(ticket.tenant, ticket.tokens)
         unshared_tokens = self.kv_budget.unshared_tokens(ticket.allocation, spare)
@@ -128,7 +128,7 @@ class AdmissionScheduler:
         return memory or 0 < self._max_choices <= 2 * self.num_choices
 
     def ends_after_s(self, now_s: float, tokens_per_s: float) -> float:
-        """Seconds until requests end as fast as they arrive, at that throughput: after a burst all are young.
+        """Seconds until requests end as fast as they arrive, at that throughput; a burst ends late.
 
         The tokens in flight over the throughput is how long requests run (Little's law). In a steady flow
         they have run for half of that on average.
@@ -196,8 +196,8 @@ class AdmissionScheduler:
     def fits_queue(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
         """True if a key's next request, of so many tokens, fits beside what waits before it.
 
-        Neither the requests of keys that are held back nor those of a key whose blocked request it may pass
-        count as before it. Where it may pass one, it may also use the room kept for keys within their share.
+        The requests of keys above their share do not count as before it. If it may pass the blocked request,
+        nor do those of that request's key, and it may use the room kept for keys within their share.
         """
         over_share = [other for other in self._over_share if other is not tenant]
         n = len(self._queue) - sum(len(other.waiting) for other in over_share) + 1

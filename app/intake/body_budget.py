@@ -1,7 +1,7 @@
 """The memory for the bodies of all requests in flight, and each caller's share of it.
 
 A caller may hold as much as is free after its own bytes are counted (dynamic thresholds, Choudhury and Hahne
-1998). One caller gets half, two get a third each, and as much is always left for the next.
+1998). Of 300 MB one caller gets 150, two get 100 each, and as much as each has is left for the next.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def settle_open(
     at_us = time.time_ns() // 1000
     suspensions.take(connection, left.seq)
     ledger.settle(connection, Settlement(left.seq, left.usage, outcome, at_us, reconciled=True))
-    events.free_key(connection, left.seq)
+    events.free_idempotency_key(connection, left.seq)
     erased = events.is_erased(connection, left.seq)
     stored = {} if erased else stored_answers(connection, left.seq)
     finished = [

@@ -18,7 +18,7 @@ import orjson
 from app.core import ChatRequest, Counts, IdempotencyKey, Placement, RawPrompt
 from app.journal.entry import Progress
 from app.journal.history import LoadedTurn
-from app.store.ledger import Terms
+from app.store.ledger import BillingTerms
 from app.store.suspensions import StoredSuspension, Suspension
 
 _VERSION = 1
@@ -41,7 +41,7 @@ class SuspendedRequest:
     progress: Progress
     safety: Mapping[str, Any]
     """The state of its safety session; see SafetySession.state."""
-    terms: Terms
+    terms: BillingTerms
     """The terms that its row is billed by."""
 
 

@@ -4,6 +4,7 @@ A *unit* is a function of the connection; it is done wholly or not at all, await
 not. The writer takes every unit that is queued and commits them in one transaction, because
 with `synchronous=FULL` the commit costs most (a unit takes some 20 us, a commit an
 fsync). A unit that raises is undone alone, by a savepoint.
+While `failing`, the journal refuses new requests and writes `probe` every second (app.journal.journal).
 https://www.sqlite.org/wal.html, https://www.sqlite.org/lang_savepoint.html
 """
 

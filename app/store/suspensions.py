@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from app.store import events, ledger
 from app.store.events import StoredStream
-from app.store.ledger import Terms
+from app.store.ledger import BillingTerms
 
 
 class Suspension(NamedTuple):
@@ -33,7 +33,7 @@ class StoredSuspension(NamedTuple):
 
     suspension: Suspension
     stream: StoredStream
-    terms: Terms
+    terms: BillingTerms
     idempotency: tuple[str, bytes] | None
     """The idempotency key and its fingerprint."""
     answer_ids: list[str]

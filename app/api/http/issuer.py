@@ -45,7 +45,7 @@ class Claim(NamedTuple):
     value: str
 
     def holds(self, claims: Mapping[str, Any]) -> bool:
-        """True where a person has it, or in a list; what is no text is compared as JSON has it, as `true`."""
+        """True if the claim is this value, or a list with it. Booleans and numbers are compared as JSON."""
         claim = claims.get(self.name)
         values = claim if isinstance(claim, list) else [] if claim is None else [claim]
         return any(self.value == (v if isinstance(v, str) else json.dumps(v)) for v in values)
