@@ -39,7 +39,7 @@ async def test_sigterm_lets_streams_finish(spawn: Spawn):
 
 async def test_port_answers_while_draining(spawn: Spawn):
     """While it drains, the server says so, refuses new work, and lets clients return to live streams."""
-    process = await spawn("rate=50,tokens=100")
+    process = await spawn("rate=25,tokens=100")
     port, stream = await begin(process, 100)
     process.terminate()
     await process.logged("draining")
@@ -96,7 +96,7 @@ async def test_sigterm_while_the_engine_starts(spawn: Spawn):
     assert refused.refusal() == (503, "engine_not_ready", None)
     assert int(refused.headers["retry-after"]) > 0
     process.terminate()
-    assert await process.exit_status(5) == 0
+    assert await process.exit_status() == 0
     assert not process.noise
 
 
@@ -129,9 +129,9 @@ async def test_second_signal_ends_streams_at_once(spawn: Spawn):
 
 async def test_engine_death_ends_the_process(spawn: Spawn):
     """When the engine dies, every stream is told, and the process exits with 3 for its supervisor."""
-    process = await spawn("rate=100,tokens=1000,fault=die,fault_after=20")
+    process = await spawn("rate=20,tokens=1000,fault=die,fault_after=20")
     port = await process.ready()
-    streams = [await open_stream(port, chat()) for _ in range(3)]
+    streams = await asyncio.gather(*(open_stream(port, chat()) for _ in range(3)))
     transcripts = await asyncio.gather(*(stream.to_end() for stream in streams))
     for stream, transcript in zip(streams, transcripts, strict=True):
         stream.connection.close()

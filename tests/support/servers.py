@@ -31,6 +31,8 @@ from tests.support.preloaded import ForkedProcess, Preloaded
 from tests.support.sse_client import Response, Stream, fetch, open_stream, until
 
 ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 50.0
+"""Seconds for the start of a process without a model, on a machine with many others."""
 
 MakeScript = Script | Callable[[ChatRequest], Script]
 
@@ -125,6 +127,13 @@ class Served:
         """Log lines of that event."""
         return [line for line in self.log if line["event"] == event]
 
+    async def settled(self) -> None:
+        """Wait until nothing runs and all is committed. A settlement may wait for its reservation, unqueued."""
+        journal, database = self.runtime.journal, self.runtime.database
+        await until(
+            lambda: not (self.live() or journal._settling or journal.num_unsettled or database.queue_depth)
+        )
+
     async def close(self) -> None:
         """Stop as the process does, without waiting for anyone."""
         for stream in self._opened:  # those that a failed test left behind
@@ -212,14 +221,14 @@ class ServerProcess:
         assert line is not None, f"no {event!r} in the log: {self.log} {self.noise}"
         return line
 
-    async def port(self, timeout_s: float = 20.0) -> int:
+    async def port(self, timeout_s: float = START_TIMEOUT_S) -> int:
         """The port it listens on, once it does."""
         return int((await self.logged("listening", timeout_s))["url"].rpartition(":")[2])
 
-    async def ready(self, timeout_s: float = 20.0) -> int:
+    async def ready(self, timeout_s: float = START_TIMEOUT_S) -> int:
         """The port, once requests are served."""
         await self.logged("ready", timeout_s)
-        return await self.port()
+        return await self.port(timeout_s)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
