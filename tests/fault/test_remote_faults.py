@@ -198,12 +198,15 @@ async def test_a_choice_that_fails_leaves_no_other_running(servers: list[FalseSe
     """The others' connections are closed, which makes SGLang abort."""
     engine = await connect(servers[0])
     servers[0].tokens, servers[0].pause_s = 10_000, 0.005
+    other_begun = asyncio.Event()
 
     async def one_fails(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
         body = server.asked[-1]
         if body["index"] == 1:
+            await other_begun.wait()
             await is_refused(server, response, request)
         else:
+            other_begun.set()
             await server.answer(response, request, body)
 
     servers[0].fault = one_fails

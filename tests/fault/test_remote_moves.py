@@ -490,15 +490,18 @@ async def test_an_answer_that_nobody_reads_any_more_is_let_go(
 ) -> None:
     """The server sends on after its client has gone: nothing of it arrives, and nothing is left open."""
     engine = await connect(*servers)
+    other_begun = asyncio.Event()
 
     async def sends_on(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
         body = await request.json()
         if body["index"] == 0:
             await four_tokens(response, request)
+            await other_begun.wait()
             finish = {"type": "abort", "status_code": 400, "message": "No."}
             await response.write(frame(4, finish))
             return
         await response.prepare(request)
+        other_begun.set()
         for number in range(1, 10_000):
             await response.write(frame(number))
             await asyncio.sleep(0.001)
