@@ -223,7 +223,7 @@ class PlainModel:
 
 
 async def all_read() -> None:
-    """Have a client that shares the loop read all that was sent to it: turns of the loop, whatever they take."""
+    """Have a client that shares the loop read all that was sent: turns of the loop, however slow."""
     for _ in range(20):
         await asyncio.sleep(0)
 

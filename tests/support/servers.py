@@ -128,7 +128,7 @@ class Served:
         return [line for line in self.log if line["event"] == event]
 
     async def settled(self) -> None:
-        """Wait until nothing runs and all is committed. A settlement may wait for its reservation, unqueued."""
+        """Wait until all is committed; a settlement that waits for its reservation is in no queue."""
         journal, database = self.runtime.journal, self.runtime.database
         await until(
             lambda: not (self.live() or journal._settling or journal.num_unsettled or database.queue_depth)

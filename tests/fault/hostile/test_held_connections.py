@@ -56,9 +56,7 @@ async def drip(connection: Connection, piece: bytes = b"x") -> None:
         (401, f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"),
     ],
 )
-async def test_a_body_that_nobody_reads_ends(
-    serve: Serve, hurry: Callable[[], None], status: int, head: str
-):
+async def test_a_body_that_nobody_reads_ends(serve: Serve, hurry: Callable[[], None], status: int, head: str):
     """After an answer, the rest of the body is read past for a moment, however it drips, and no longer."""
     served = await serve(Script(), api_key="k")
     piece = b"1\r\nx\r\n" if "chunked" in head else b"x"
