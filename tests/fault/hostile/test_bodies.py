@@ -190,13 +190,14 @@ async def unfinished(port: int, size_bytes: int, sent_bytes: int) -> Connection:
 
 async def test_bodies_in_flight_have_a_budget(serve: Serve, monkeypatch: pytest.MonkeyPatch):
     """A caller's large bodies get half of the memory; small ones pass, and large ones once it is free."""
-    mb, budgets = 1024**2, list[BodyBudget]()
-    monkeypatch.setattr("app.api.app.BodyBudget", lambda size: budgets.append(BodyBudget(size)) or budgets[0])
+    mb = 1024**2
+    budget = BodyBudget(10 * mb)
+    monkeypatch.setattr("app.api.app.BodyBudget", lambda _size: budget)
     served = await serve(Script(tokens=1), max_body_bytes=4 * mb, body_memory_bytes=10 * mb)
     waiting = [await unfinished(served.port, 2 * mb, 100) for _ in range(2)]
     large = {**HELLO, "messages": [{"role": "user", "content": "x" * 2 * mb}]}
     try:
-        await until(lambda: budgets[0].held_bytes == 4 * mb)
+        await until(lambda: budget.held_bytes == 4 * mb)
         refused = await served.post(large)
         assert refused.refusal() == (503, "too_many_bodies", None)
         assert int(refused.headers["retry-after"]) > 0
