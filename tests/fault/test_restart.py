@@ -14,8 +14,6 @@ from app.engine.scripted.engine import scripted_text
 from tests.support.servers import ServerProcess, Spawn, chat
 from tests.support.sse_client import Response, Stream, Transcript, fetch, open_stream, until
 
-pytestmark = pytest.mark.timeout(180)  # up to five starts of a server, on a machine with many others
-
 PATH = "/api/chat/completions"
 TOKENS = 120
 SLOW = f"rate=20,tokens={TOKENS}"

@@ -32,8 +32,6 @@ from tests.support.broken_stores import (
 from tests.support.servers import Serve, Served, ServerProcess, Spawn, chat
 from tests.support.sse_client import fetch, open_stream, until
 
-pytestmark = pytest.mark.timeout(180)  # up to four starts of a server, on a machine with many others
-
 PATH = "/api/chat/completions"
 SLOW = 150
 LONG = "a letter that needs pages of its own " * 500

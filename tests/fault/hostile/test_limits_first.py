@@ -23,7 +23,6 @@ from tests.support.clocks import unhindered_s
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Connection, Response, until
 
-pytestmark = pytest.mark.timeout(120)
 CHAT = "/v1/chat/completions"
 HUGE = 1_000_000
 """Bytes that are declared and never sent."""

@@ -124,7 +124,6 @@ async def test_what_forwards_without_a_sign_is_local(serve: Serve):
     assert "Everything else that arrives on the port is local" in rule
 
 
-@pytest.mark.timeout(60)
 async def test_ordinary_clients_are_local(spawn: Spawn):
     """curl, OpenAI's SDK and the container's health check need no key in open mode."""
     port = await (await spawn("tokens=3")).ready()
