@@ -95,9 +95,9 @@ async def test_slow_client_gets_coalesced_frames_and_no_gap(serve: Serve):
 
 async def test_slow_but_reading_client_is_not_dropped(serve: Serve):
     """A client that reads little by little, for longer than the stall timeout, keeps its stream."""
-    said = " ".join(["w" * 50_000] * 100)
+    answer = " ".join(["w" * 50_000] * 100)
     served = await serve(
-        send_buffer_bytes=SMALL, engine_type=speaking(said), stream_bytes=10**7, stall_timeout_s=60
+        send_buffer_bytes=SMALL, engine_type=speaking(answer), stream_bytes=10**7, stall_timeout_s=60
     )
     streams, now_s, looks = served.runtime.streams, asyncio.get_running_loop().time(), 0
     await streams.aclose()  # its ticker: here 50 s pass between any two writes
@@ -110,7 +110,7 @@ async def test_slow_but_reading_client_is_not_dropped(serve: Serve):
             if reader.cursor > cursor and reader.stalling:
                 cursor, now_s, looks = reader.cursor, now_s + 50, looks + 1
                 streams._look_after(stream, now_s)
-        assert slow.transcript.content() == said
+        assert slow.transcript.content() == answer
         assert looks > 5, "the client must lag for this test to say anything"
         assert protocol._stall_timer is None
     assert not served.logged("reader_stalled")
