@@ -232,7 +232,7 @@ class ServerProcess:
     async def ready(self, timeout_s: float = WAIT_S) -> int:
         """The port, once requests are served."""
         await self.logged("ready", timeout_s)
-        return await self.port()
+        return await self.port(timeout_s)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
