@@ -83,7 +83,7 @@ def test_a_key_is_made_changed_and_revoked(page: Page, server: ConsoleServer, fa
     form.get_by_label("Requests a minute").fill("60")
     form.get_by_label("Budget a month, US dollars").fill("0.0000001")
     form.get_by_label("Ends").fill("2099-12-31T18:00")
-    with page.expect_response("**/api/admin/keys") as refused:
+    with page.expect_response(lambda response: response.request.method == "POST") as refused:
         form.get_by_role("button", name="Create key").click()
     assert refused.value.status == 400
     expect(form.get_by_role("alert")).to_contain_text("at most 6 decimals")
@@ -94,6 +94,7 @@ def test_a_key_is_made_changed_and_revoked(page: Page, server: ConsoleServer, fa
     secret = page.get_by_role("dialog", name="The key of مفتاح 🔑 key").get_by_label("The key").input_value()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Done").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
     assert secret not in page.content()
     known = next(k for k in server.call("GET", "/api/admin/keys")["data"] if k["id"] == secret[:15])
     assert (known["rpm"], known["tpm"], known["budget_usd"], known["scope"]) == (60, None, 12.5, "chat")
@@ -157,10 +158,10 @@ def test_a_hidden_tab_asks_for_nothing(page: Page, server: ConsoleServer):
     go(page, server, "now")
     expect(page.get_by_text("Live requests")).to_be_visible()
     asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
     show = "hidden => { Object.defineProperty(document, 'hidden', {configurable: true, value: hidden});"
     show += " document.dispatchEvent(new Event('visibilitychange')); }"
     page.evaluate(show, True)
+    page.on("request", lambda request: asked.append(request.url))
     page.clock.run_for(20_000)
     assert [url for url in asked if "/api/admin" in url] == []
     with page.expect_request("**/api/admin/live"):
