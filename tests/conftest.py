@@ -20,6 +20,17 @@ hypothesis_settings.register_profile("tokenring", print_blob=True)
 hypothesis_settings.load_profile("tokenring")  # a failure prints the line that repeats it
 
 
+IMPORTING_S = 300
+"""Within it a test may import SGLang, which takes 10 s on a quiet machine: any that is marked can be the first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with SGLang have longer than others."""
+    for item in items:
+        if item.get_closest_marker("sglang") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(IMPORTING_S))
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     """Tests run on the event loop that serves in production."""
