@@ -200,7 +200,7 @@ class ServerProcess:
         async with self._arrived:
             self._arrived.notify_all()
 
-    async def logged(self, event: str, timeout_s: float = 20.0) -> dict[str, Any]:
+    async def logged(self, event: str, timeout_s: float = 40.0) -> dict[str, Any]:
         """Wait for a log line of that event and return it."""
 
         def found() -> dict[str, Any] | None:
@@ -212,11 +212,11 @@ class ServerProcess:
         assert line is not None, f"no {event!r} in the log: {self.log} {self.noise}"
         return line
 
-    async def port(self, timeout_s: float = 20.0) -> int:
+    async def port(self, timeout_s: float = 40.0) -> int:
         """The port it listens on, once it does."""
         return int((await self.logged("listening", timeout_s))["url"].rpartition(":")[2])
 
-    async def ready(self, timeout_s: float = 20.0) -> int:
+    async def ready(self, timeout_s: float = 40.0) -> int:
         """The port, once requests are served."""
         await self.logged("ready", timeout_s)
         return await self.port()
@@ -225,7 +225,7 @@ class ServerProcess:
         """Send SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
 
-    async def exit_status(self, timeout_s: float = 20.0) -> int:
+    async def exit_status(self, timeout_s: float = 40.0) -> int:
         """Wait for the process to end."""
         async with asyncio.timeout(timeout_s):
             status = await self.process.wait()
