@@ -21,7 +21,7 @@ hypothesis_settings.load_profile("tokenring")  # a failure prints the line that 
 
 
 IMPORTING_S = 300
-"""Within it a test may import SGLang, which takes 10 s on a quiet machine: any that is marked can be the first."""
+"""A test with SGLang may be the first, which imports it: 10 s on a quiet machine."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

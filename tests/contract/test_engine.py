@@ -16,7 +16,7 @@ from tests.support.engines import Answer, ask, chat, fresh_rid, next_turn, raw
 pytestmark = pytest.mark.filterwarnings("default")
 
 ENDLESS_TOKENS = 3000
-"""More than an engine generates until an abort reaches it, also where this process waits for the processor."""
+"""More than an engine generates until an abort reaches it, also on a busy machine."""
 
 
 async def test_a_started_engine_is_ready_and_describes_its_model(engine: Engine) -> None:

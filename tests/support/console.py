@@ -45,7 +45,16 @@ class ConsoleServer:
 
     def start(self) -> None:
         """Start it, and wait until it takes requests."""
-        command = [sys.executable, "-m", self.MODULE, "serve", "--port", str(self.port), "--log-format", "json"]
+        command = [
+            sys.executable,
+            "-m",
+            self.MODULE,
+            "serve",
+            "--port",
+            str(self.port),
+            "--log-format",
+            "json",
+        ]
         environ = {k: v for k, v in os.environ.items() if not k.startswith("TOKENRING_")}
         log = self.folder / f"{time.monotonic_ns()}.log"
         with log.open("wb") as stderr:

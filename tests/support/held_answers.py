@@ -1,7 +1,7 @@
 """Answers that wait in their middle until a test lets them go on, however quick or slow the machine is.
 
-`python -m tests.support.held_answers` is `python -m app` with such answers: they wait while there is a file `HOLD` where
-it was started.
+`python -m tests.support.held_answers` is `python -m app` with such answers: they wait while there is a file
+`HOLD` where it was started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOLD = "hold"
 
 
 class HeldEngine(ScriptedEngine):
-    """Holds each answer behind its first tokens; an abort, the engine's end and a stop of the server end that."""
+    """Holds each answer behind its first tokens, until it is let go, aborted or suspended."""
 
     def is_held(self) -> bool:
         """Whether answers have to wait now."""

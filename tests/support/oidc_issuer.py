@@ -138,7 +138,7 @@ def free_port() -> int:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """A port that nobody is given meanwhile; a server that asks for it gets it, as servers set SO_REUSEADDR."""
+    """A port that nobody is given meanwhile; a server that asks for it by number gets it."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", 0))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import APIResponse, BrowserContext, Page, Route, expect
 
 from tests.support.console import WAIT_S, ConsoleServer, Faults, axe, open_signed_in
 
@@ -125,6 +125,32 @@ def test_a_rotated_key_shows_its_new_secret(page: Page, server: ConsoleServer):
     assert new != old
     assert server.call("GET", "/api/me", key=new)["key"]["name"] == "tablet"
     assert httpx.get(server.url + "api/me", headers={"authorization": f"Bearer {old}"}).status_code == 401
+
+
+def test_a_list_that_was_asked_for_before_a_change_is_read_again(page: Page, server: ConsoleServer):
+    """Its answer may come after that of the change."""
+    server.new_key("laptop")
+    go(page, server, "keys")
+    row = page.get_by_role("row").filter(has_text="laptop")
+    expect(row).to_contain_text("active")
+    held: list[tuple[Route, APIResponse]] = []
+
+    def hold(route: Route) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append((route, route.fetch()))
+
+    page.route("**/api/admin/keys", hold)
+    with page.expect_request("**/api/admin/keys"):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    row.get_by_role("button").click()
+    page.get_by_role("button", name="Revoke…").click()
+    page.get_by_role("button", name="Revoke it").click()
+    expect(page.get_by_text("Revoked laptop.")).to_be_visible()
+    [(route, old)] = held
+    route.fulfill(response=old)
+    expect(row).to_contain_text("revoked")
 
 
 def test_safety_and_prefixes_are_shown(page: Page, server: ConsoleServer):

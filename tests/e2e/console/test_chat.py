@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect
@@ -50,7 +51,7 @@ WATCH_END = """() => { window.ended = new Promise((resolve) => {
     });
     answered.observe(document.querySelector(".log"), { subtree: true, attributeFilter: ["aria-busy"] });
 }); }"""
-"""Notes the end of an answer without looking all the time, which would cost the page more than the answer does."""
+"""Notes the end of an answer. Looking all the time would cost the page more than the answer does."""
 
 
 @pytest.fixture(scope="module")
@@ -493,6 +494,48 @@ def test_what_is_said_of_an_answer_stays_over_a_reload(page: Page):
     before = facts.inner_text()
     page.reload()
     expect(facts).to_have_text(before)
+
+
+def hold(page: Page, addresses: str) -> Callable[[], None]:
+    """Requests to these addresses go nowhere until the function is called that is returned."""
+    held: list[Route] = []
+    goes_on = threading.Event()
+    page.route(addresses, lambda route: route.continue_() if goes_on.is_set() else held.append(route))
+
+    def let_go() -> None:
+        goes_on.set()
+        for route in held:
+            route.continue_()
+
+    return let_go
+
+
+def test_a_question_waits_for_the_list_of_models(page: Page):
+    """Who is quicker than the network is no reason for an error."""
+    let_go = hold(page, "**/api/models")
+    page.reload()
+    ask(page, "quick question")
+    expect(page.locator(".answer[aria-busy=true]")).to_be_visible()
+    let_go()
+    expect(answers(page)).to_contain_text("quick question")
+    wait_for_end(page)
+
+
+def test_a_question_waits_for_the_conversation_in_which_it_is_asked(page: Page):
+    """Sent before the messages are there, it would begin another branch at the top."""
+    ask(page, "first question")
+    wait_for_end(page)
+    let_go = hold(page, "**/api/conversations/*")
+    page.reload()
+    ask(page, "second question")
+    expect(page.get_by_label("Send", exact=True)).to_be_disabled()
+    let_go()
+    expect(answers(page)).to_contain_text("first question")
+    page.get_by_label("Send", exact=True).click()
+    expect(answers(page).last).to_contain_text("second question")
+    wait_for_end(page)
+    expect(page.locator(".asked")).to_have_count(2)
+    expect(page.locator(".siblings")).to_have_count(0)
 
 
 def test_a_turn_of_another_tab_is_waited_for(page: Page, faults: Faults):
