@@ -24,6 +24,17 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("tokenring")
 
 
+IMPORTING_S = 300
+"""A test with SGLang may be the first, which imports it: 10 s on a quiet machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with SGLang have longer than others."""
+    for item in items:
+        if item.get_closest_marker("sglang") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(IMPORTING_S))
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     """Tests run on the event loop that serves in production."""

@@ -77,7 +77,7 @@ async def remote_engine(anyio_backend: Any, spawning: None) -> AsyncIterator[Eng
 @pytest.fixture(scope="session")
 async def scripted_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
     """The engine without a model."""
-    engine = ScriptedEngine(Script(rate=2000, tokens=400, context=8192))
+    engine = ScriptedEngine(Script(rate=2000, tokens=3000, context=8192))
     async with running(engine) as started:
         yield started
 

@@ -15,6 +15,9 @@ from tests.support.engines import Answer, ask, chat, fresh_rid, next_turn, raw
 # SGLang's imports warn; what our own code warns of would be an error in the other tests.
 pytestmark = pytest.mark.filterwarnings("default")
 
+ENDLESS_TOKENS = 3000
+"""More than an engine generates until an abort reaches it, also on a busy machine."""
+
 
 async def test_a_started_engine_is_ready_and_describes_its_model(engine: Engine) -> None:
     """After start, health is READY and the card has limits that requests can count on."""
@@ -110,7 +113,7 @@ async def test_ids_handed_over_are_counted_apart(
 
 async def test_ids_of_a_running_request_are_counted_and_kept(engine: Engine) -> None:
     """While a generation runs its ids can be asked for any number of times."""
-    request = chat(max_tokens=400, ignore_eos=True)
+    request = chat(max_tokens=ENDLESS_TOKENS, ignore_eos=True)
     prompt = await engine.render(request)
     received, seen = 0, []
     async for delta in engine.generate(request.request_id, prompt):
@@ -178,9 +181,9 @@ async def test_every_choice_has_one_final_delta(engine: Engine) -> None:
 
 async def test_an_abort_ends_with_the_true_counts(engine: Engine) -> None:
     """After abort, one final delta tells what was really generated."""
-    answer = await ask(engine, chat(max_tokens=400, ignore_eos=True), abort_after=3)
+    answer = await ask(engine, chat(max_tokens=ENDLESS_TOKENS, ignore_eos=True), abort_after=3)
     assert answer.finish_reason() == "abort"
-    assert 3 <= answer.counts().completion_tokens == len(answer.token_ids()) < 400
+    assert 3 <= answer.counts().completion_tokens == len(answer.token_ids()) < ENDLESS_TOKENS
     assert answer.counts().prompt_tokens == len(answer.prompt.token_ids)
 
 
@@ -292,7 +295,7 @@ async def test_64_requests_at_once_are_all_answered_exactly(engine: Engine) -> N
 async def test_load_is_back_to_zero_when_nothing_runs(engine: Engine) -> None:
     """The load that an engine reports follows what it does."""
     await ask(engine, chat(max_tokens=4, ignore_eos=True))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while engine.load().num_running_reqs:
             await asyncio.sleep(0.05)
     assert engine.load().max_total_tokens > 0

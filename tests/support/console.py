@@ -15,14 +15,17 @@ import httpx
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import Page, expect
 
+from tests.support.held_answers import HOLD
 from tests.support.servers import ROOT
 
-WAIT_S = 20.0
+WAIT_S = 30.0
 """The longest that a browser or a server may take for anything here."""
 
 
 class ConsoleServer:
     """`python -m app serve` with the scripted engine; it can be stopped, and started on its port and data."""
+
+    MODULE = "app"
 
     def __init__(
         self, folder: Path, *flags: str, script: str = "rate=200,tokens=40", start_s: float = WAIT_S
@@ -42,7 +45,16 @@ class ConsoleServer:
 
     def start(self) -> None:
         """Start it, and wait until it takes requests."""
-        command = [sys.executable, "-m", "app", "serve", "--port", str(self.port), "--log-format", "json"]
+        command = [
+            sys.executable,
+            "-m",
+            self.MODULE,
+            "serve",
+            "--port",
+            str(self.port),
+            "--log-format",
+            "json",
+        ]
         environ = {k: v for k, v in os.environ.items() if not k.startswith("TOKENRING_")}
         log = self.folder / f"{time.monotonic_ns()}.log"
         with log.open("wb") as stderr:
@@ -82,6 +94,20 @@ class ConsoleServer:
     def new_key(self, name: str, **terms: Any) -> str:
         """A new key's text. The first key ends open mode, so it should be an admin's."""
         return str(self.call("POST", "/api/admin/keys", {"name": name, **terms})["key"])
+
+
+class HoldingServer(ConsoleServer):
+    """A server whose answers can be held in their middle (tests.support.held_answers)."""
+
+    MODULE = "tests.support.held_answers"
+
+    def hold(self) -> None:
+        """From now on an answer stops behind its first tokens, also after a restart."""
+        (self.folder / HOLD).touch()
+
+    def release(self) -> None:
+        """All answers go on."""
+        (self.folder / HOLD).unlink(missing_ok=True)
 
 
 def _logged(log: Path, event: str) -> list[dict[str, Any]]:

@@ -136,6 +136,15 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that nobody is given meanwhile; a server that asks for it by number gets it."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", 0))
+        yield int(sock.getsockname()[1])
+
+
 @asynccontextmanager
 async def scripted_issuer() -> AsyncIterator[ScriptedIssuer]:
     """The issuer on a free port of this machine."""

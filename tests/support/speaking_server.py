@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,21 @@ from app.core import ChatRequest, ToolCall
 from app.engine.scripted.engine import Script
 from app.messages import content_text
 from app.settings import Settings
-from tests.support.screens import Piece, SpeakingEngine, speaking, word_models, words
+from tests.support.held_answers import HeldEngine
+from tests.support.screens import Piece, SpeakingEngine, word_models, words
 from tests.support.servers import Served, serve_here
 
 SLOWLY, QUICKLY = "slowly", "quickly"
 """A question with such a word is answered at 25 or 200 tokens a second, another as fast as the loop turns."""
+
+
+class HeldSpeakingEngine(HeldEngine, SpeakingEngine):
+    """Says what it is told, and stops in the middle of it for as long as it is held."""
+
+    held = False
+
+    def is_held(self) -> bool:
+        return self.held
 
 
 class SpeakingServer:
@@ -32,7 +43,7 @@ class SpeakingServer:
         in_force = Settings(port=0, data_dir=folder / "data", safety="on", **settings)
         models = word_models(folder / "models")
         self.served: Served = self.run(
-            serve_here(script_of, in_force, engine_type=speaking(speech), load_models=lambda: models)  # type: ignore[arg-type]
+            serve_here(script_of, in_force, engine_type=engine, load_models=lambda: models)  # type: ignore[arg-type]
         )
 
     @property
@@ -41,10 +52,19 @@ class SpeakingServer:
         return f"http://127.0.0.1:{self.served.port}/"
 
     @property
-    def engine(self) -> SpeakingEngine:
+    def engine(self) -> HeldSpeakingEngine:
         """The engine, which notes its prompts."""
-        assert isinstance(self.served.engine, SpeakingEngine)
+        assert isinstance(self.served.engine, HeldSpeakingEngine)
         return self.served.engine
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Meanwhile an answer stops behind its first tokens; after it, it goes on."""
+        self.engine.held = True
+        try:
+            yield
+        finally:
+            self.engine.held = False
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """The result of something done in the server's loop."""
@@ -62,6 +82,11 @@ class SpeakingServer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def engine(script: Script, *, on_death: Callable[[str], None]) -> HeldSpeakingEngine:
+    """The engine of a server."""
+    return HeldSpeakingEngine(script, speech, on_death)
 
 
 def asked(request: ChatRequest) -> str:

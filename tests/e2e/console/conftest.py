@@ -36,11 +36,20 @@ def server_script() -> str:
 
 
 @pytest.fixture(scope="module")
+def server_type() -> type[ConsoleServer]:
+    """The kind of the module's server; a module may override this."""
+    return ConsoleServer
+
+
+@pytest.fixture(scope="module")
 def server(
-    tmp_path_factory: pytest.TempPathFactory, server_flags: tuple[str, ...], server_script: str
+    tmp_path_factory: pytest.TempPathFactory,
+    server_type: type[ConsoleServer],
+    server_flags: tuple[str, ...],
+    server_script: str,
 ) -> Iterator[ConsoleServer]:
     """The module's server, with an admin key."""
-    started = ConsoleServer(tmp_path_factory.mktemp("console"), *server_flags, script=server_script)
+    started = server_type(tmp_path_factory.mktemp("console"), *server_flags, script=server_script)
     try:
         started.start()
         started.key = started.new_key("root", scope="admin")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import APIResponse, BrowserContext, Page, Route, expect
 
 from tests.support.console import WAIT_S, ConsoleServer, Faults, axe, open_signed_in
 
@@ -83,7 +83,7 @@ def test_a_key_is_made_changed_and_revoked(page: Page, server: ConsoleServer, fa
     form.get_by_label("Requests a minute").fill("60")
     form.get_by_label("Budget a month, US dollars").fill("0.0000001")
     form.get_by_label("Ends").fill("2099-12-31T18:00")
-    with page.expect_response("**/api/admin/keys") as refused:
+    with page.expect_response(lambda response: response.request.method == "POST") as refused:
         form.get_by_role("button", name="Create key").click()
     assert refused.value.status == 400
     expect(form.get_by_role("alert")).to_contain_text("at most 6 decimals")
@@ -94,6 +94,7 @@ def test_a_key_is_made_changed_and_revoked(page: Page, server: ConsoleServer, fa
     secret = page.get_by_role("dialog", name="The key of مفتاح 🔑 key").get_by_label("The key").input_value()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Done").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
     assert secret not in page.content()
     known = next(k for k in server.call("GET", "/api/admin/keys")["data"] if k["id"] == secret[:15])
     assert (known["rpm"], known["tpm"], known["budget_usd"], known["scope"]) == (60, None, 12.5, "chat")
@@ -124,6 +125,32 @@ def test_a_rotated_key_shows_its_new_secret(page: Page, server: ConsoleServer):
     assert new != old
     assert server.call("GET", "/api/me", key=new)["key"]["name"] == "tablet"
     assert httpx.get(server.url + "api/me", headers={"authorization": f"Bearer {old}"}).status_code == 401
+
+
+def test_a_list_that_was_asked_for_before_a_change_is_read_again(page: Page, server: ConsoleServer):
+    """Its answer may come after that of the change."""
+    server.new_key("laptop")
+    go(page, server, "keys")
+    row = page.get_by_role("row").filter(has_text="laptop")
+    expect(row).to_contain_text("active")
+    held: list[tuple[Route, APIResponse]] = []
+
+    def hold(route: Route) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append((route, route.fetch()))
+
+    page.route("**/api/admin/keys", hold)
+    with page.expect_request("**/api/admin/keys"):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    row.get_by_role("button").click()
+    page.get_by_role("button", name="Revoke…").click()
+    page.get_by_role("button", name="Revoke it").click()
+    expect(page.get_by_text("Revoked laptop.")).to_be_visible()
+    [(route, old)] = held
+    route.fulfill(response=old)
+    expect(row).to_contain_text("revoked")
 
 
 def test_safety_and_prefixes_are_shown(page: Page, server: ConsoleServer):
@@ -157,10 +184,10 @@ def test_a_hidden_tab_asks_for_nothing(page: Page, server: ConsoleServer):
     go(page, server, "now")
     expect(page.get_by_text("Live requests")).to_be_visible()
     asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
     show = "hidden => { Object.defineProperty(document, 'hidden', {configurable: true, value: hidden});"
     show += " document.dispatchEvent(new Event('visibilitychange')); }"
     page.evaluate(show, True)
+    page.on("request", lambda request: asked.append(request.url))
     page.clock.run_for(20_000)
     assert [url for url in asked if "/api/admin" in url] == []
     with page.expect_request("**/api/admin/live"):

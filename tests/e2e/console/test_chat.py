@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect
 
-from tests.support.console import Faults, axe, module_of
+from tests.support.console import WAIT_S, Faults, axe, module_of
 from tests.support.screens import HARM
 from tests.support.speaking_server import QUICKLY, SLOWLY, SpeakingServer
 
@@ -42,15 +43,15 @@ HOSTILE = (
     '<a href="javascript:pwned=1">c</a> <svg onload=window.pwned=1> <iframe src=//other.example></iframe> '
     "<style>*{display:none}</style> <form action=//other.example><input></form>"
 )
-END_OF_ANSWER = """() => new Promise((resolve) => {
+WATCH_END = """() => { window.ended = new Promise((resolve) => {
     const answered = new MutationObserver(() => {
         if (document.querySelector(".answer[aria-busy=true]")) return;
         answered.disconnect();
         setTimeout(resolve, 500);
     });
     answered.observe(document.querySelector(".log"), { subtree: true, attributeFilter: ["aria-busy"] });
-})"""
-"""Waits without looking all the time, which would cost the page more than the answer does."""
+}); }"""
+"""Notes the end of an answer. Looking all the time would cost the page more than the answer does."""
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,17 @@ PASTE = """(field, text) => {
     clipboardData.setData("text/plain", text);
     field.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
 }"""
+
+
+COPIED = """async ([text, waitMs]) => {
+    const end = Date.now() + waitMs;
+    for (;;) {
+        const copied = (await navigator.clipboard.readText()).trim();
+        if (copied.startsWith(text) || Date.now() > end) return copied;
+        await new Promise(requestAnimationFrame);
+    }
+}"""
+"""What was copied, once it is this or the time is over."""
 
 
 def ask(page: Page, text: str) -> None:
@@ -206,10 +218,12 @@ def test_a_cut_answer_is_continued_in_place(page: Page, server: SpeakingServer):
 
 def test_escape_stops_an_answer(page: Page, server: SpeakingServer):
     """The engine ends, and the text so far stays."""
-    ask(page, f"{SLOWLY} {LONG}")
-    expect(page.locator(".md")).to_contain_text("word3")
-    page.keyboard.press("Escape")
-    expect(page.locator(".ending")).to_contain_text("Stopped")
+    server.engine.aborts.clear()
+    with server.holding():
+        ask(page, LONG)
+        expect(page.locator(".md")).to_contain_text("word3")
+        page.keyboard.press("Escape")
+        expect(page.locator(".ending")).to_contain_text("Stopped")
     assert server.engine.aborts
     page.reload()
     expect(page.locator(".ending")).to_contain_text("Stopped")
@@ -272,14 +286,16 @@ def test_a_refusal_is_counted_down_and_asked_again(page: Page, faults: Faults):
     refusal = {"error": {"message": "Too many tokens.", "type": "tokens", "code": "rate_limit_exceeded"}}
     page.route(
         COMPLETIONS,
-        lambda route: route.fulfill(status=429, json=refusal, headers={"Retry-After": "1"}),
+        lambda route: route.fulfill(status=429, json=refusal, headers={"Retry-After": "600"}),
         times=1,
     )
     faults.allow("429")
+    page.clock.install()
     ask(page, "again, please")
     again = page.get_by_role("button", name="Try again")
     expect(again).to_be_disabled()
     expect(page.get_by_role("alert")).to_contain_text("Too many tokens.")
+    page.clock.fast_forward(600_000)
     again.click()
     expect(answers(page)).to_contain_text("again, please")
     wait_for_end(page)
@@ -336,7 +352,7 @@ def test_text_and_code_are_copied(page: Page, context: BrowserContext):
         (page.get_by_role("button", name="Copy").filter(has_text="Copy"), "def f(x):\n    return x"),
     ):
         button.click()
-        assert page.evaluate("navigator.clipboard.readText()").strip().startswith(text)
+        assert page.evaluate(COPIED, [text, WAIT_S * 1000]).startswith(text)
 
 
 def test_a_system_prompt_begins_a_new_chat(page: Page, server: SpeakingServer):
@@ -400,10 +416,12 @@ def test_200_tokens_a_second_into_10_000_messages(page: Page, server: SpeakingSe
     page.goto(f"{server.url}#/chat/{conversation_id}")
     expect(page.locator("article").last).to_contain_text("word59")
     text = "\n\n".join(MARKDOWN[:3] * 6)
-    ask(page, f"{QUICKLY}\n\n{text}")
-    expect(answers(page).last).to_contain_text("Title")
-    browser.start_tracing(page=page, categories=["toplevel"])
-    page.evaluate(END_OF_ANSWER)
+    with server.holding():
+        ask(page, f"{QUICKLY}\n\n{text}")
+        expect(answers(page).last).to_contain_text("Title")
+        browser.start_tracing(page=page, categories=["toplevel"])
+        page.evaluate(WATCH_END)
+    page.evaluate("window.ended")
     trace = json.loads(browser.stop_tracing())["traceEvents"]
     tasks_ms = [
         event["tdur"] / 1000 for event in trace if event["name"].endswith("RunTask") and "tdur" in event
@@ -476,6 +494,48 @@ def test_what_is_said_of_an_answer_stays_over_a_reload(page: Page):
     before = facts.inner_text()
     page.reload()
     expect(facts).to_have_text(before)
+
+
+def hold(page: Page, addresses: str) -> Callable[[], None]:
+    """Requests to these addresses go nowhere until the function is called that is returned."""
+    held: list[Route] = []
+    goes_on = threading.Event()
+    page.route(addresses, lambda route: route.continue_() if goes_on.is_set() else held.append(route))
+
+    def let_go() -> None:
+        goes_on.set()
+        for route in held:
+            route.continue_()
+
+    return let_go
+
+
+def test_a_question_waits_for_the_list_of_models(page: Page):
+    """Who is quicker than the network is no reason for an error."""
+    let_go = hold(page, "**/api/models")
+    page.reload()
+    ask(page, "quick question")
+    expect(page.locator(".answer[aria-busy=true]")).to_be_visible()
+    let_go()
+    expect(answers(page)).to_contain_text("quick question")
+    wait_for_end(page)
+
+
+def test_a_question_waits_for_the_conversation_in_which_it_is_asked(page: Page):
+    """Sent before the messages are there, it would begin another branch at the top."""
+    ask(page, "first question")
+    wait_for_end(page)
+    let_go = hold(page, "**/api/conversations/*")
+    page.reload()
+    ask(page, "second question")
+    expect(page.get_by_label("Send", exact=True)).to_be_disabled()
+    let_go()
+    expect(answers(page)).to_contain_text("first question")
+    page.get_by_label("Send", exact=True).click()
+    expect(answers(page).last).to_contain_text("second question")
+    wait_for_end(page)
+    expect(page.locator(".asked")).to_have_count(2)
+    expect(page.locator(".siblings")).to_have_count(0)
 
 
 def test_a_turn_of_another_tab_is_waited_for(page: Page, faults: Faults):

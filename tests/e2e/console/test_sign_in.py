@@ -9,16 +9,22 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.support.console import ConsoleServer, Faults, axe
-from tests.support.oidc_issuer import PROVIDER_SETTINGS, certified_provider, free_port
+from tests.support.oidc_issuer import PROVIDER_SETTINGS, certified_provider, reserved_port
 
-PORT = free_port()
-BUTTON = f"Sign in with 127.0.0.1:{PORT}"
+BUTTON = "Sign in with 127.0.0.1:"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServer]:
+def port() -> Iterator[int]:
+    """The provider's port, also while there is no provider."""
+    with reserved_port() as reserved:
+        yield reserved
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[ConsoleServer]:
     """A server at which people sign in."""
-    settings = {"oidc_issuer": f"http://127.0.0.1:{PORT}", "api_key": "root", **PROVIDER_SETTINGS}
+    settings = {"oidc_issuer": f"http://127.0.0.1:{port}", "api_key": "root", **PROVIDER_SETTINGS}
     flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", value)]
     proxy = ["--trusted-proxies", "127.0.0.1", "--proxy-user-header", "X-Forwarded-Email"]
     started = ConsoleServer(tmp_path_factory.mktemp("console"), *flags, *proxy)
@@ -37,9 +43,9 @@ def without_a_key(faults: Faults) -> None:
 
 
 @pytest.fixture
-def provider(server: ConsoleServer, faults: Faults) -> Iterator[str]:
+def provider(server: ConsoleServer, port: int, faults: Faults) -> Iterator[str]:
     """The provider; its own pages may do what ours may not."""
-    with certified_provider(PORT, server.url) as url:
+    with certified_provider(port, server.url) as url:
         for text in (url, "fonts.googleapis.com", "ERR_NAME_NOT_RESOLVED", "404 (Not Found)"):
             faults.allow(text)
         yield url
@@ -106,13 +112,13 @@ def test_a_code_that_the_provider_refuses_is_explained(
     expect(page.get_by_role("button", name=BUTTON)).to_be_enabled()
 
 
-def test_an_issuer_that_is_away_leaves_keys(context: BrowserContext, server: ConsoleServer):
+def test_an_issuer_that_is_away_leaves_keys(context: BrowserContext, server: ConsoleServer, port: int):
     """The button says so, and a key signs in."""
     page = context.new_page()
     page.route(
         "**/api/sign-in",
         lambda route: route.fulfill(
-            json={"oidc": {"issuer": f"http://127.0.0.1:{PORT}", "authorization_endpoint": None}}
+            json={"oidc": {"issuer": f"http://127.0.0.1:{port}", "authorization_endpoint": None}}
         ),
     )
     page.goto(server.url)

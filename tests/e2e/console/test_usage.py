@@ -124,7 +124,8 @@ def test_another_period(context: BrowserContext, server: ConsoleServer, keys: di
     expect(page.locator("tfoot")).to_be_visible()
     assert table(page) == today
     period.select_option("range")
-    page.get_by_label("From", exact=True).fill("2026-01-01")
+    with page.expect_response("**/api/usage?from=2026-01-01*"):
+        page.get_by_label("From", exact=True).fill("2026-01-01")
     expect(page.get_by_role("img", name="Tokens by day")).to_have_attribute(
         "aria-label", re.compile(r"bars for \d{3,} days")
     )
@@ -153,7 +154,7 @@ def test_nobody_is_kept_out(context: BrowserContext, server: ConsoleServer, keys
         page.emulate_media(color_scheme=scheme)
         assert axe(page) == []
     page.set_viewport_size({"width": 360, "height": 700})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.wait_for_function("document.documentElement.scrollWidth <= 360")  # the plots follow the width
     eve = usage(context, server, keys["eve"])
     expect(eve.get_by_text("Nothing was used in this period.")).to_be_visible()
 

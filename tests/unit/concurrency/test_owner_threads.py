@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from app.concurrency.owner_threads import Overdue, OwnerThreads, ThreadsClosed, WaitedTooLong, Work
+from tests.support.sse_client import until
 
 STUCK_S = 10.0
 """Seconds after which what a test holds up goes on: a test that fails is not to hang."""
@@ -169,7 +170,7 @@ async def test_calls_that_take_too_long_are_given_up(threads):
     task = await held.begin(Work("ada", work_s=0.05))
     with pytest.raises(Overdue):
         await task
-    behind = asyncio.create_task(pool.run(Work("bob", work_s=0.05), lambda: "done"))
+    behind = asyncio.create_task(pool.run(Work("bob", work_s=STUCK_S), lambda: "done"))
     await asyncio.sleep(0)
     assert not behind.done()
     held.release()
@@ -207,10 +208,8 @@ async def test_a_second_thread_serves_while_one_hangs(threads):
     pool = threads(2, hangs_after_s=0.01)
     held = Held(pool)
     first = await held.begin(Work("ada"))
-    loop = asyncio.get_running_loop()
-    hangs: asyncio.Future[None] = loop.create_future()
-    loop.call_later(0.05, hangs.set_result, None)
-    await hangs
+    await until(lambda: pool._num_hanging == 1)
+    pool._hangs_after_s = STUCK_S  # a call that its thread begins late is none that hangs
     assert await asyncio.gather(*(pool.run(Work("bob"), lambda: 1) for _ in range(3))) == [1, 1, 1]
     held.release()
     assert await first == "held"

@@ -187,7 +187,7 @@ async def test_grace_of_the_last_reader():
     await asyncio.sleep(0.1)  # longer than the grace period
     assert stream.cancelled is None
     registry.streams.leave(stream, again)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         await stream.ended()
     assert stream.cancelled == "disconnect"
     assert not registry.streams._grace
@@ -365,7 +365,7 @@ async def test_drain_waits_then_ends():
 
 async def test_drain_of_nothing_is_immediate():
     """With no live streams draining takes no time."""
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(10):
         await Registry().streams.drain(3600)
 
 

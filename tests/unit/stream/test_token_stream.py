@@ -325,7 +325,7 @@ async def test_reader_closed_while_it_lags_ends():
             stream.append(delta("a"))
         reader.close()
         client.reading.set()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(10):
             await following
 
 
@@ -381,7 +381,7 @@ async def test_reader_attached_after_the_end_reads_it_all():
     stream.append(delta("b", finish_reason="stop"))
     stream.close()
     client = Client()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(10):
         await stream.attach().follow(client, PING)
         assert client.frames == [b"1:Opened", b"3:ab", b"4:Finished", b"5:Done"]
         late = Client()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,7 @@ def test_a_stop_says_how_many_schedulers_did_not_end(tmp_path: Path, monkeypatch
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     alive = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     try:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         engine = launched(tmp_path, pids=(ended.pid, alive.pid, 2**22 + 1))
         assert engine.stop(asked=True) == 1
         assert engine.stop() == 0

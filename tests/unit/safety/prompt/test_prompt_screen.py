@@ -21,6 +21,7 @@ from app.safety.text.turns import SLICE_CHARS, read_request
 from app.safety.thresholds import ENCODED_SLICES, ENCODED_TEXTS, ENCODER_CHARS_PER_S
 from app.safety.verdict import NgramResult, ScreenBusy, ScreenFailed
 from tests.support.policies import WordClassifier, policy
+from tests.support.sse_client import until
 
 STUCK_S = 10.0
 """Seconds after which what a test holds up goes on: a test that fails is not to hang."""
@@ -389,6 +390,7 @@ async def test_a_text_that_takes_too_long_to_find_is_refused(screen, counters, f
     with pytest.raises(ScreenFailed):
         await prompts.in_thread("ada", 1, find)
     release.set()
+    await until(lambda: ran_in)  # its time may be over before the thread begins
     assert len(ran_in) == 1
     assert threading.current_thread().name not in ran_in
     assert counters.failures["ngrams"]["timeout"]["refused"] == 1

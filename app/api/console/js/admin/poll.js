@@ -11,9 +11,11 @@ export function usePolled(load, everyMs, depends = []) {
     const leaving = new AbortController();
     let timer = 0;
     let running = false;
+    let isStale = false;
     let failures = 0;
     const look = async () => {
       clearTimeout(timer);
+      isStale = running;
       if (running || leaving.signal.aborted || document.hidden) return;
       running = true;
       try {
@@ -25,7 +27,8 @@ export function usePolled(load, everyMs, depends = []) {
         if (!leaving.signal.aborted) setState((old) => ({ data: old.data, error }));
       }
       running = false;
-      if (everyMs && !leaving.signal.aborted) {
+      if (isStale) look(); // what was asked for may be older than why it was asked for again
+      else if (everyMs && !leaving.signal.aborted) {
         timer = setTimeout(look, Math.min(everyMs * 2 ** Math.min(failures, 5), Math.max(MAX_WAIT_MS, everyMs)));
       }
     };

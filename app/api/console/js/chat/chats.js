@@ -9,7 +9,7 @@ import { read, write } from "../storage.js";
 import { effect, signal } from "../ui.js";
 import { emptyAnswer, imagesOf, storedAnswer, textOf } from "./fold.js";
 import { forget, keep, keptPosts } from "./kept.js";
-import { sampling } from "./settings.js";
+import { modelToAsk, sampling } from "./settings.js";
 import { cancel, follow } from "./stream.js";
 import { Tree } from "./tree.js";
 
@@ -94,16 +94,17 @@ class Chat {
     this.giveBack();
     try {
       const { messages } = await getJson(`/api/conversations/${encodeURIComponent(this.id.peek())}`);
+      if (this.live.peek()) return; // something was asked meanwhile, and the answer is not in what was read
       const leaf = this.path.at(-1)?.id;
       const old = this.tree.byId;
       this.tree = new Tree(messages.map((message) => ({ ...message, answer: storedAnswer(message), ...drawn(old.get(message.id)) })));
       if (this.tree.byId.has(leaf)) this.tree.choose(leaf);
       this.problem.value = null;
+      this.loading.value = false;
     } catch (error) {
       this.problem.value = { error, until: 0, again: () => this.open() };
       if ([0, 503].includes(error.status)) setTimeout(() => this.problem.peek()?.error === error && this.open(), LATER_MS);
     }
-    this.loading.value = false;
     this.redraw();
     const running = [...this.tree.byId.values()].find((message) => message.status === "in_progress");
     if (running && !this.live.peek()) this.attach(running);
@@ -157,6 +158,7 @@ class Chat {
     };
     let error = null;
     try {
+      if (post.json) post.json.model ??= await modelToAsk();
       await follow(answer, post, {
         signal: live.leave.signal,
         state: (state) => (live.state.value = state),
@@ -205,7 +207,7 @@ class Chat {
   fail(message, error) {
     if (message.answer.id) {
       message.status = "interrupted";
-      setTimeout(() => this.load(), LATER_MS); // the store has what the stream no longer has
+      setTimeout(() => this.live.peek() || this.load(), LATER_MS); // the store has what the stream no longer has
       return;
     }
     message.status = "unsent";
@@ -277,7 +279,8 @@ class Chat {
 
   regenerate = (message) => this.withIds(message, (own) => this.send([], own.parent_id));
 
-  continue = (message) => this.send([], message.id, { continue_final_message: true });
+  // Behind what is stored: a server that was killed had sent more.
+  continue = (message) => this.withIds(message, (own) => this.send([], own.id, { continue_final_message: true }));
 
   edit(message, content) {
     const changed = { role: message.role, content };
@@ -299,7 +302,7 @@ class Chat {
       if (this.problem.peek()) notify(this.problem.peek().error.message, { kind: "error" });
       if (this.problem.peek() || this.live.peek()) return;
     }
-    act(this.path[at]);
+    if (this.path[at]) act(this.path[at]);
   }
 }
 

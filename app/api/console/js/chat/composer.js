@@ -53,8 +53,9 @@ export function Composer({ chat, send, onUp }) {
     }
   };
   const isEmpty = !text.trim() && !images.length && !pasted.length;
+  const isReady = !isEmpty && !chat.loading.value; // where a message goes is known once the others are read
   const submit = () => {
-    if (live || isEmpty) return;
+    if (live || !isReady) return;
     const whole = [...pasted, text].filter(Boolean).join("\n\n");
     const refusal = refusalOf(whole, currentModel());
     if (refusal) return void notify(refusal, { kind: "error" });
@@ -98,7 +99,7 @@ export function Composer({ chat, send, onUp }) {
         onInput=${(event) => chat.write(event.target.value)} onKeyDown=${onKeyDown} onPaste=${onPaste}></textarea>
       ${live
         ? html`<button type="button" class="primary icon" aria-label="Stop" title="Stop (Esc)" onClick=${() => chat.stop()}>${icon("stop")}</button>`
-        : html`<button class="primary icon" aria-label="Send" title="Send (Enter)" disabled=${isEmpty}>${icon("send")}</button>`}
+        : html`<button class="primary icon" aria-label="Send" title="Send (Enter)" disabled=${!isReady}>${icon("send")}</button>`}
     </div>
   </form>`;
 }

@@ -20,6 +20,12 @@ export async function loadModels() {
 
 export const currentModel = () => models.value.find(({ id }) => id === settings.value.model) ?? models.value[0];
 
+// The model that is asked, once it is known which there are. Throws ApiError.
+export async function modelToAsk() {
+  if (!models.value.length) await loadModels();
+  return currentModel()?.id;
+}
+
 export function sampling() {
   const { model, temperature, maxTokens } = settings.value;
   const chosen = model === "auto" ? "auto" : currentModel()?.id;

@@ -47,7 +47,7 @@ function Chat({ chat }) {
     ${!isEmpty && html`<h1 class="visually-hidden">Chat</h1>`}
     <${Panel} chat=${chat} />
     <${Log} chat=${chat} list=${list} isAtEnd=${isAtEnd} />
-    ${isEmpty && html`<div class="empty">${chat.loading.value ? "Reading the conversation…" : chat.problem.value ? html`<${Problem} problem=${chat.problem.value} />` : html`<h1>What would you like to know?</h1>
+    ${isEmpty && html`<div class="empty">${chat.problem.value ? html`<${Problem} problem=${chat.problem.value} />` : chat.loading.value ? "Reading the conversation…" : html`<h1>What would you like to know?</h1>
       <p class="muted">An answer survives a reload, a lost network and a restart of the server.</p>
       ${currentModel()?.id === BUILTIN && html`<p class="muted">This model is a toy: it knows Tokenring, and little else.</p>`}`}</div>`}
     ${!isAtEnd.value && html`<button class="to-end icon" aria-label="To the newest message" onClick=${() => list.current.toEnd()}>${icon("down")}</button>`}

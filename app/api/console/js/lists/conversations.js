@@ -21,7 +21,7 @@ export function ConversationList() {
   const box = useRef(null);
   useEffect(() => void refreshConversations(), []);
   const gone = new Set(deleted.value.map(({ id }) => id));
-  const entries = found ? found.data.filter(({ id }) => !gone.has(id)) : conversations.value;
+  const entries = (found?.data ?? conversations.value).filter(({ id }) => !gone.has(id));
   const state = found ?? listing.value;
   return html`<section class="conversation-list" aria-label="Conversations" ref=${box}>
     <div class="list-head">
