@@ -38,7 +38,7 @@ class TrustedProxies:
             return
         scope["client"] = (str(address), port)
         if self._user_header:
-            users = [value for name, value in scope["headers"] if name == self._user_header]
+            users = [value.strip(b" \t") for name, value in scope["headers"] if name == self._user_header]
             if users and users != [b""]:
                 scope[PROXY_USER] = users
         await self._forwarded(scope, receive, send)
