@@ -180,7 +180,7 @@ class Admission:
             on_progress=self._progressed,
             on_release=self._released,
         )
-        self.scheduler.measure(ticket)
+        self.scheduler.measure_uncached(ticket)
         if self.busy and (estimate := self._count_prompt(request)):
             ratio = min(ticket.uncached_tokens / estimate, self._tuning.max_new_ratio)
             self._new_ratio += self._tuning.new_weight * (ratio - self._new_ratio)
@@ -235,10 +235,11 @@ class Admission:
 
     def _released(self, ticket: Ticket) -> None:
         """Called by a ticket that is given back."""
-        self.scheduler.end(ticket)
+        now_s = self._clock_s()
+        self.scheduler.end(ticket, now_s)
         ticket.charge((ticket.uncached_tokens if ticket.started else 0) + sum(ticket.lengths))
         if self.busy:
-            self._throughput.advance(self._clock_s(), waiting=True)
+            self._throughput.advance(now_s, waiting=True)
             self._throughput.freed(ticket.tokens)
             self._dispatch()
 
@@ -294,7 +295,7 @@ class Admission:
         now_s = self._clock_s()
         while self.busy and (ticket := self.scheduler.next(now_s)) is not None:
             self._leave(ticket)
-            self.scheduler.measure(ticket)
+            self.scheduler.measure_uncached(ticket)
             self._admit(ticket, now_s)
 
     def _admit(self, ticket: Ticket, now_s: float) -> None:

@@ -7,7 +7,7 @@ Within a tier: the key that was served least. Each has a counter of served token
 token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): charged as tokens are
 served, and in advance for what requests in flight are expected to bring. Idle keys accrue no credit: one that
 returns is lifted to the least of those waiting. A key that was refused was not idle: the paper's queue has no
-end, ours has.
+bound, ours has.
 
 Of one key: in the order of arrival.
 
@@ -129,7 +129,7 @@ class Tenant:
         return tenant
 
 
-class _Level:
+class _TierQueue:
     """A tier's queue."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class FairQueue:
         self._tuning = tuning
         self.tokens = self.uncached_tokens = 0
         """Expected tokens of all that waits, and the tokens of their prompts that are to be computed."""
-        self._levels = tuple(_Level() for _ in TIERS)
+        self._levels = tuple(_TierQueue() for _ in TIERS)
         self._by_name: dict[str, Tenant] = {}
         self._active: dict[Tenant, None] = {}
 
@@ -225,13 +225,13 @@ class FairQueue:
             del level.tenants[tenant]
         if not level.waiting:
             level.credit = 0.0
-        self._rest(tenant)
+        self._drop_if_idle(tenant)
 
     def begin(self, queued: Queued, choices: int, now_s: float) -> None:
         """Count a request that is admitted, and not charged for it yet."""
         tenant = queued.tenant
         self._levels[tenant.rank].last_served = tenant.served
-        if self._aged(tenant.rank, now_s):
+        if self.waits_above(tenant):
             self._levels[tenant.rank].credit -= queued.tokens
         for lower in range(tenant.rank + 1, len(TIERS)):
             if self._aged(lower, now_s):
@@ -243,7 +243,7 @@ class FairQueue:
     def end(self, queued: Queued, choices: int) -> None:
         """Count out an admitted request that has ended."""
         queued.tenant.run(-1, queued.tokens, choices)
-        self._rest(queued.tenant)
+        self._drop_if_idle(queued.tenant)
 
     def in_order(self, now_s: float) -> Iterator[Queued]:
         """The waiting requests, the next one first; the queue must not change meanwhile."""
@@ -266,7 +266,7 @@ class FairQueue:
         for tenant in [t for t in self.tenants if t.used_at_s < long_ago_s and not t.active]:
             del self._by_name[tenant.name]
 
-    def _rest(self, tenant: Tenant) -> None:
+    def _drop_if_idle(self, tenant: Tenant) -> None:
         if not tenant.active:
             del self._active[tenant]
 

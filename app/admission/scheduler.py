@@ -7,6 +7,7 @@ head of line, which others may pass for a while only.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from itertools import islice
 
@@ -49,6 +50,8 @@ class AdmissionScheduler:
         """Choices in the engine."""
         self._queue, self._tuning = queue, tuning
         self._max_choices = 0
+        self._ended_s = -math.inf
+        """When the engine last had something to run."""
         self._running: dict[str, Ticket] = {}
         self._blocked: Ticket | None = None
         self._over_share: set[Tenant] = set()
@@ -66,7 +69,7 @@ class AdmissionScheduler:
         """Set the number of choices that the engine runs at once; 0 where it does not say."""
         self._max_choices = max_choices
 
-    def measure(self, ticket: Ticket) -> None:
+    def measure_uncached(self, ticket: Ticket) -> None:
         """Set how much of a request's prompt no other request in flight has."""
         spare = self._spare(ticket.tenant, ticket.tokens)
         unshared_tokens = self.kv_budget.unshared_tokens(ticket.allocation, spare)
@@ -83,8 +86,9 @@ class AdmissionScheduler:
             self.key_window.mark_full()
         ticket.admit(now_s, queued_behind=self.prefill_window.enter(ticket.uncached_tokens, now_s))
 
-    def end(self, ticket: Ticket) -> None:
+    def end(self, ticket: Ticket, now_s: float) -> None:
         """Take back the room of an admitted request."""
+        self._ended_s = now_s
         if not ticket.started:
             self.prefill_window.leave(ticket.uncached_tokens)
         self.kv_budget.give_back(ticket.allocation)
@@ -124,7 +128,7 @@ class AdmissionScheduler:
         return memory or 0 < self._max_choices <= 2 * self.num_choices
 
     def ends_after_s(self, now_s: float, tokens_per_s: float) -> float:
-        """Seconds until requests end as fast as they arrive, at that throughput: after a burst all are young.
+        """Seconds until requests end as fast as they arrive, at that throughput; a burst ends late.
 
         The tokens in flight over the throughput is how long requests run (Little's law). In a steady flow
         they have run for half of that on average.
@@ -192,8 +196,8 @@ class AdmissionScheduler:
     def fits_queue(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
         """True if a key's next request, of so many tokens, fits beside what waits before it.
 
-        Neither the requests of keys that are held back nor those of a key whose blocked request it may pass
-        count as before it. Where it may pass one, it may also use the room kept for keys within their share.
+        The requests of keys above their share do not count as before it. If it may pass the blocked request,
+        nor do those of that request's key, and it may use the room kept for keys within their share.
         """
         over_share = [other for other in self._over_share if other is not tenant]
         n = len(self._queue) - sum(len(other.waiting) for other in over_share) + 1
@@ -267,9 +271,13 @@ class AdmissionScheduler:
         return 0.0 if tenant.in_flight_tokens + tokens <= share else self._tuning.spare
 
     def _slows_others(self, tenant: Tenant, n: int, now_s: float) -> bool:
-        """True if a key that has more than its share of what runs would slow the others' answers too much."""
+        """True if a key that has more than its share of what runs would slow the others' answers too much.
+
+        What has more choices than the window waits until nothing has run for a while.
+        """
         running = self.num_choices + n
-        if n == running == 1 or self.key_window.fits(running):
+        is_idle = not self.num_choices and now_s - self._ended_s >= self._tuning.idle_s
+        if n == running == 1 or is_idle or self.key_window.fits(running):
             return False
         others_weight = self._queue.recent_weight(now_s, besides=tenant)
         share = tenant.weight / (tenant.weight + others_weight)

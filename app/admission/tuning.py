@@ -79,6 +79,9 @@ class AdmissionTuning:
     credit_pools: float = 1.0
     wanted_s: float = 5.0  # seconds after a refusal without a slot in which its key is taken to want more
     recent_s: float = 60.0  # seconds after a request in which its key is in use: its reader may return
+    # Seconds, over `poll_s`, without an answer after which one key may take more than its share at once. A
+    # program that asks again and again comes back sooner; a person's next question may find it.
+    idle_s: float = 1.0
     forgotten_s: float = 600.0  # seconds, over `max_retry_s`, after which an idle key's counters are dropped
 
     # Refusals

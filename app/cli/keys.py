@@ -22,7 +22,7 @@ from app.api.schema.key_terms import (
 )
 from app.cli import tables
 from app.cli.flags import Commands, command, flag
-from app.cli.store import settings_of, tell_store
+from app.cli.store import print_store_in_use, settings_of
 from app.core import DEGRADING, GRAMMARS, LOCAL_OWNER, RESUMING, SAFETY_LEVELS, SCOPES, TIERS, Key, KeyTerms
 from app.errors import BadRequest
 from app.store import keys
@@ -122,10 +122,10 @@ def _create(args: argparse.Namespace, data_dir: Path) -> int:
     if not (data_dir / FILE_NAME).exists():
         _make_store(args, data_dir)
     with transaction(data_dir, write=True) as connection:
-        is_first = keys.create_first(connection, terms, at_us, owner)
-        issued = is_first or keys.create(connection, terms, at_us, owner)
+        first = keys.create_first(connection, terms, at_us, owner)
+        issued = first or keys.create(connection, terms, at_us, owner)
     _warn(args, issued.key.terms, data_dir)
-    return _tell(args, issued, at_us, [_FIRST] if is_first else [])
+    return _tell(args, issued, at_us, [_FIRST] if first else [])
 
 
 def _make_store(args: argparse.Namespace, data_dir: Path) -> None:
@@ -136,7 +136,7 @@ def _make_store(args: argparse.Namespace, data_dir: Path) -> None:
             " nothing. Name the server's with --data-dir, or make a new one with --init."
         )
     make_missing(data_dir)
-    tell_store(data_dir, changes_keys=True)
+    print_store_in_use(data_dir, changes_keys=True)
 
 
 def _warn(args: argparse.Namespace, terms: KeyTerms, data_dir: Path) -> None:

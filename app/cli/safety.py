@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from app import settings
 from app.cli import flags, tables
 from app.cli.flags import Commands, command, flag
-from app.cli.store import tell_store
+from app.cli.store import print_store_in_use
 from app.core import SAFETY_LEVELS
 from app.safety.text.groups import GROUPINGS
 from app.store.database import FILE_NAME
@@ -100,7 +100,7 @@ def _report(args: argparse.Namespace, in_force: settings.Settings) -> int:
     from app.cli.safety_report import run_report
 
     if (in_force.data_dir / FILE_NAME).exists():
-        tell_store(in_force.data_dir)
+        print_store_in_use(in_force.data_dir)
     return run_report(args, _policy(in_force, None), in_force.data_dir)
 
 

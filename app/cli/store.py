@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     """
     data_dir = settings_of(args).data_dir
     if (data_dir / FILE_NAME).exists():
-        tell_store(data_dir, changes_keys=args.command == "keys")
+        print_store_in_use(data_dir, changes_keys=args.command == "keys")
     status: int = args.run(args, data_dir)
     return status
 
@@ -85,7 +85,7 @@ def settings_of(args: argparse.Namespace) -> settings.Settings:
     return settings.load(flags, os.environ, args.config)
 
 
-def tell_store(data_dir: Path, *, changes_keys: bool = False) -> None:
+def print_store_in_use(data_dir: Path, *, changes_keys: bool = False) -> None:
     """Say on standard error which store a command uses, and which server runs on it."""
     server = holder(data_dir)
     if server is None:

@@ -129,11 +129,11 @@ class RestartHistory:
         """Seconds without an engine, in all restarts."""
         self.last_away_s = 0.0
         """Seconds without an engine in the last restart."""
-        self.num_resumed = 0
+        self.num_choices_resumed = 0
         """Choices that continued with another engine."""
-        self.num_lost = 0
+        self.num_choices_lost = 0
         """Choices that ended because of a loss."""
-        self.num_refused = 0
+        self.num_contradictions = 0
         """Choices that ended because the engine's output for them contradicted itself, or was too late."""
         self.reason: str | None = None
         """The reason of a loss that is not made good yet."""
@@ -162,21 +162,21 @@ class RestartHistory:
         self.away_s += self.last_away_s
         self._lost_at_s = self.reason = None
         self.num_restarts += 1
-        self.num_resumed += resumed
+        self.num_choices_resumed += resumed
         if self._log is not None:
             self._log.warning("engine_restarted", took_s=round(self.last_away_s, 2), resumed_choices=resumed)
         self._on_restart()
 
     def ended(self, choices: int, rid: str = "", fingerprint: str = "") -> None:
         """Note choices that were lost; with `rid`, those of a request that killed the engine."""
-        self.num_lost += choices
+        self.num_choices_lost += choices
         if rid and self._log is not None:
             hint = "the engine ended each time that it was generated"
             self._log.error("request_quarantined", request_id=rid, prompt_hmac=fingerprint, hint=hint)
 
     def refused(self, rid: str, what: str) -> None:
         """Note output that contradicts itself."""
-        self.num_refused += 1
+        self.num_contradictions += 1
         if self._log is not None:
             self._log.error("engine_contradiction", choice_id=rid, what=what)
 

@@ -27,7 +27,7 @@ BYTES_PER_TOKEN = 16
 """Bytes that a token of text may take: a Chinese letter in JSON's ASCII is 6 bytes and up to a token, an
 emoji 12, a token of source code's indentation 16 and more, one of English prose 4."""
 
-ROOM_BYTES = 1024**2
+OVERHEAD_BYTES = 1024**2
 """Bytes for the rest of a body: tools, schemas, tool calls, and JSON's own signs."""
 
 VISION_BYTES = 32 * 1024**2
@@ -41,7 +41,7 @@ _FIRST_BYTES = 64 * 1024
 def derived_limit_bytes(cards: list[ModelCard]) -> int:
     """The largest body that makes sense for models of these cards."""
     context_length = max((card.context_length for card in cards), default=0)
-    limit_bytes = ROOM_BYTES + BYTES_PER_TOKEN * context_length
+    limit_bytes = OVERHEAD_BYTES + BYTES_PER_TOKEN * context_length
     sees = any("vision" in card.capabilities for card in cards)
     return max(limit_bytes, VISION_BYTES) if sees else limit_bytes
 

@@ -1,7 +1,7 @@
 """The memory for the bodies of all requests in flight, and each caller's share of it.
 
 A caller may hold as much as is free after its own bytes are counted (dynamic thresholds, Choudhury and Hahne
-1998). One caller gets half, two get a third each, and as much is always left for the next.
+1998). Of 300 MB one caller gets 150, two get 100 each, and as much as each has is left for the next.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class BodyBudget:
         """
         return self._parsing.place(owner)
 
-    def fits(self, owner: str, size_bytes: int) -> bool:
-        """True where `owner` may hold that much more now."""
-        if not self.held_bytes:  # a body that is larger than half of it must pass alone
+    def fits(self, owner: str, size_bytes: int, own_bytes: int = 0) -> bool:
+        """True where `owner` may hold that much more now, for a body that has `own_bytes` already."""
+        if self.held_bytes == own_bytes:  # a body that is larger than half of it must pass alone
             return True
         free_bytes = self.budget_bytes - self.held_bytes - size_bytes
         return self._by_owner[owner] + size_bytes <= free_bytes
 
-    async def take(self, owner: str, size_bytes: int) -> None:
+    async def take(self, owner: str, size_bytes: int, own_bytes: int = 0) -> None:
         """Wait for `size_bytes` of memory, and count them as the owner's. Raises Unavailable."""
-        if not self.fits(owner, size_bytes):
-            await self._wait(owner, size_bytes)
+        if not self.fits(owner, size_bytes, own_bytes):
+            await self._wait(owner, size_bytes, own_bytes)
         self.held_bytes += size_bytes
         self._by_owner[owner] += size_bytes
 
@@ -68,12 +68,12 @@ class BodyBudget:
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def _wait(self, owner: str, size_bytes: int) -> None:
+    async def _wait(self, owner: str, size_bytes: int, own_bytes: int) -> None:
         if len(self._waiting) >= MAX_WAITING:
             raise _full()
         try:
             async with asyncio.timeout(WAIT_S):
-                while not self.fits(owner, size_bytes):
+                while not self.fits(owner, size_bytes, own_bytes):
                     await self._freed()
         except TimeoutError:
             raise _full() from None
@@ -101,7 +101,7 @@ class BodyLease:
         """Raise the request's memory to `size_bytes` in all. Raises Unavailable."""
         self._owner = owner
         if size_bytes > self._size_bytes:
-            await self._budget.take(owner, size_bytes - self._size_bytes)
+            await self._budget.take(owner, size_bytes - self._size_bytes, self._size_bytes)
             self._size_bytes = size_bytes
 
     def parse_slot(self) -> AbstractAsyncContextManager[None]:

@@ -16,7 +16,7 @@ from app.errors import Interrupted
 from app.journal.history import LoadedTurn
 from app.store.checkpoints import Checkpoint
 from app.store.conversations import FinishedAnswer, Status
-from app.store.ledger import Terms
+from app.store.ledger import BillingTerms
 from app.stream.token_stream import SHUTDOWN, STORAGE, SUSPENDED, TokenStream, first_of
 from app.stream.transcript import ChoiceMessage
 
@@ -79,7 +79,7 @@ class JournalEntry:
         counts: Mapping[int, Counts],
         *,
         reserved: asyncio.Future[int],
-        terms: Terms,
+        terms: BillingTerms,
         commit_now: Callable[[], None] = lambda: None,
         key_id: str | None = None,
         progress: Progress = Progress(),  # frozen

@@ -37,11 +37,14 @@ def settle_open(
     outcome: str = "interrupted",
     status: Status = "interrupted",
 ) -> None:
-    """Settle an open request at its last checkpoint, with what was released of it then."""
+    """Settle an open request at its last checkpoint, with what was released of it then.
+
+    Without a checkpoint its prompt is billed as not cached, and no output.
+    """
     at_us = time.time_ns() // 1000
     suspensions.take(connection, left.seq)
     ledger.settle(connection, Settlement(left.seq, left.usage, outcome, at_us, reconciled=True))
-    events.free_key(connection, left.seq)
+    events.free_idempotency_key(connection, left.seq)
     erased = events.is_erased(connection, left.seq)
     stored = {} if erased else stored_answers(connection, left.seq)
     finished = [

@@ -1,4 +1,6 @@
-"""The unit that writes an entry's settlement. What it writes is read when it is made, on the loop.
+"""The unit that writes an entry's settlement, with its counts and events as of when the unit was made.
+
+Whether its stream has been deleted since is looked at as it is written.
 
 `Journal.settle` writes it before a stream's [DONE], and `Journal.settle_later` after an error. If it cannot
 be written, `Journal._settle_left` tries again every second; the next start reconciles what is left then. A
@@ -15,12 +17,12 @@ from app.errors import InternalError, Unavailable
 from app.journal.entry import JournalEntry
 from app.journal.reconcile import stored_answers
 from app.store import conversations, events
-from app.store.ledger import Settlement, Settling
+from app.store.ledger import Settlement, SettleUnit
 from app.stream.token_stream import DELETED
 from app.stream.transcript import ChoiceMessage, build_messages
 
 
-def settlement_of(entry: JournalEntry) -> Settling:
+def settlement_of(entry: JournalEntry) -> SettleUnit:
     """The unit that settles an entry. It returns the completion tokens that the row has then."""
     stream, request_seq = entry.stream, entry.request_seq
     assert request_seq is not None
@@ -31,7 +33,7 @@ def settlement_of(entry: JournalEntry) -> Settling:
     segment, is_whole = entry.unsaved(done=not stream.done)
     answered = bool(entry.turn.answer_ids)
     held_answers = build_messages(*stream.held()) if answered and is_whole else None
-    send_again = stream.refused or isinstance(stream.error, Unavailable | InternalError)
+    frees_idempotency_key = stream.refused or isinstance(stream.error, Unavailable | InternalError)
 
     def end(connection: sqlite3.Connection) -> None:
         deleted = stream.cancelled == DELETED
@@ -40,8 +42,8 @@ def settlement_of(entry: JournalEntry) -> Settling:
                 events.compact(connection, request_seq, *segment)
             else:
                 events.append(connection, request_seq, *segment)
-        if send_again:
-            events.free_key(connection, request_seq)
+        if frees_idempotency_key:
+            events.free_idempotency_key(connection, request_seq)
         if answered:
             # A beginning that the ring has dropped is in the checkpoints.
             texts: Mapping[int, ChoiceMessage] | None = {} if deleted else held_answers
@@ -53,4 +55,4 @@ def settlement_of(entry: JournalEntry) -> Settling:
         if deleted:
             events.erase(connection, request_seq)
 
-    return Settling(settlement, end)
+    return SettleUnit(settlement, end)

@@ -1,4 +1,4 @@
-"""The beginning of an answer: a new one, or behind the text that an earlier process released.
+"""The beginning of an answer: a new one, or one that goes on after the text that an earlier process released.
 
 | stage         | a new answer                                  | a continued answer                       |
 | load          | its conversation, and a verdict on its prompt | the turn and the verdict of then         |

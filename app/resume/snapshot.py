@@ -18,7 +18,7 @@ import orjson
 from app.core import ChatRequest, Counts, IdempotencyKey, Placement, RawPrompt
 from app.journal.entry import Progress
 from app.journal.history import LoadedTurn
-from app.store.ledger import Terms
+from app.store.ledger import BillingTerms
 from app.store.suspensions import StoredSuspension, Suspension
 
 _VERSION = 1
@@ -41,7 +41,7 @@ class SuspendedRequest:
     progress: Progress
     safety: Mapping[str, Any]
     """The state of its safety session; see SafetySession.state."""
-    terms: Terms
+    terms: BillingTerms
     """The terms that its row is billed by."""
 
 
@@ -61,8 +61,8 @@ def pack(
         "request": {**fields, "body": dict(request.body), "placement": placement},
         "raw": None if raw is None else {"text": raw.text, "preface": raw.preface},
         "turn": {**turn_fields, "run_seqs": list(turn.run_seqs), "from_store": list(turn.from_store)},
-        "counts": {str(choice): counts for choice, counts in progress.counts.items()},
-        "released": {str(choice): counts for choice, counts in progress.released.items()},
+        "counts": {str(choice): tuple(counts) for choice, counts in progress.counts.items()},
+        "released": {str(choice): tuple(counts) for choice, counts in progress.released.items()},
         "safety": safety,
         "runs": [len(token_run) for token_run in runs],
         "past": len(request.past),

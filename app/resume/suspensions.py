@@ -1,7 +1,7 @@
 """The suspended requests: those that this process suspends, and those that it has yet to continue.
 
-    live ──(the server stops)──▶ suspended ──(a client returns)──▶ continued: as any live request
-                                     └──(see the table)──▶ settled
+    live ──(Runtime.drain)──▶ suspended ──(a client returns)──▶ continued: as any live request
+                                  └──(see the table)──▶ settled
 
     settled by                       | a suspended request
     Suspensions.expire               | that no client resumed in time
@@ -12,9 +12,11 @@
 
 `ContinuedStreams` (app.intake.continued_streams) finds a request for a client that returns, and
 `ContinuedAnswer` (app.resume.continue_answer) begins its answer in `Pipeline.serve`.
-A request is settled at the counts that were released. Its time begins with the process, because before that
-no client could resume. It begins again when a client asks for it, whom a full server may refuse,
-and when this process suspends a request itself, which is left to the next process.
+`Runtime.drain` cancels what is live as suspended, and each request's `Finalizer` (app.pipeline.finalize)
+calls `suspend_later`. An engine that writes another text than was released ends the answer:
+app.resume.skip_released.
+A request is settled at the counts that were released. Its deadline counts from the start of the process, as
+no client could return before. A client that asks for it, and is refused by a full server, begins it again.
 """
 
 from __future__ import annotations
@@ -179,6 +181,7 @@ class Suspensions:
         entry.saved(stream.last_id)
         self._journal.insert(entry)
         self._seqs.pop(stream.request_id, None)
+        self._touched_s.pop(stream.request_id, None)
         self.num_continued += 1
         self._database.text_deleted.set()
         return entry
@@ -225,6 +228,8 @@ class Suspensions:
         except StorageUnavailable:
             self._seqs.update(seqs)
             raise
+        for request_id in seqs:
+            self._touched_s.pop(request_id, None)
         for settlement in settlements:
             if settlement is not None:
                 self._on_settled(*settlement)

@@ -1,8 +1,8 @@
 """A batch of units in one transaction: together where they can be, each alone where one raises.
 
-A run of units that share one function for several, their attribute `together`, is done by it. An exception
-of a unit undoes that unit alone; one of the store undoes all. After an exception the other units are done
-again: a unit does nothing but to the store.
+Successive units with the same attribute `run_many`, a function for several at once, are done by it. An
+exception of a unit undoes that unit alone; one of the store undoes all. After an exception the other units
+are done again: a unit does nothing but to the store.
 https://www.sqlite.org/lang_savepoint.html
 """
 
@@ -71,13 +71,13 @@ def _transaction(connection: sqlite3.Connection, work: Callable[[], list[Any]]) 
 
 
 def _bulk(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> list[Any]:
-    """Do the units in order, a run of those that share a `together` by one call of it."""
+    """Do the units in order, a run of those that share a `run_many` by one call of it."""
     outcomes: list[Any] = []
-    for together, several in groupby(units, key=lambda unit: getattr(unit, "together", None)):
-        if together is None:
+    for run_many, several in groupby(units, key=lambda unit: getattr(unit, "run_many", None)):
+        if run_many is None:
             outcomes += [unit(connection) for unit in several]
         else:
-            outcomes += together(connection, list(several))
+            outcomes += run_many(connection, list(several))
     return outcomes
 
 

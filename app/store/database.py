@@ -4,6 +4,7 @@ A *unit* is a function of the connection; it is done wholly or not at all, await
 not. The writer takes every unit that is queued and commits them in one transaction, because
 with `synchronous=FULL` the commit costs most (a unit takes some 20 us, a commit an
 fsync). A unit that raises is undone alone, by a savepoint.
+While `failing`, the journal refuses new requests and writes `probe` every second (app.journal.journal).
 https://www.sqlite.org/wal.html, https://www.sqlite.org/lang_savepoint.html
 """
 
@@ -224,7 +225,8 @@ class Database:
     @property
     def writer_lag_s(self) -> float:
         """Seconds that the oldest uncommitted unit has waited; 0 when there is none."""
-        return time.monotonic() - self._batch[0].queued_at_s if self._batch else 0.0
+        oldest = self._batch or self._waiting
+        return time.monotonic() - oldest[0].queued_at_s if oldest else 0.0
 
     async def _write_loop(self) -> None:
         while not self._closed or self._waiting:

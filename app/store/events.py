@@ -105,7 +105,7 @@ def find_by_key(c: sqlite3.Connection, owner: str, key: str) -> tuple[str, bytes
     return row
 
 
-def free_key(c: sqlite3.Connection, request_seq: int) -> None:
+def free_idempotency_key(c: sqlite3.Connection, request_seq: int) -> None:
     """Free the request's idempotency key for another: its caller was asked to send it again."""
     c.execute("UPDATE requests SET idempotency_key = NULL, fingerprint = NULL WHERE seq = ?", (request_seq,))
 
@@ -127,7 +127,7 @@ def erase(c: sqlite3.Connection, request_seq: int) -> None:
     Its words in the search index are out of the files after the next purge (app.store.purge).
     """
     forget(c, request_seq)
-    free_key(c, request_seq)
+    free_idempotency_key(c, request_seq)
     c.execute("UPDATE requests SET stream = x'' WHERE seq = ?", (request_seq,))
     answers = c.execute(
         "UPDATE messages SET text = '', body = NULL, answer_ids = NULL, prompt_ids = NULL, status = 'deleted'"

@@ -54,7 +54,7 @@ def day_of(at_us: int) -> int:
     return at.year * 10_000 + at.month * 100 + at.day
 
 
-class Terms(NamedTuple):
+class BillingTerms(NamedTuple):
     """The terms that a request was reserved under and is billed by; its row never changes them."""
 
     day: int
@@ -89,9 +89,9 @@ class Reservation:
     """The caller's own names and values; `app.store.usage` groups by them."""
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> BillingTerms:
         """The terms that the row will be billed by."""
-        return Terms(day_of(self.created_at_us), self.model, self.owner, self.price, self.key_id)
+        return BillingTerms(day_of(self.created_at_us), self.model, self.owner, self.price, self.key_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Settlement:
     settled_at_us: int
     reconciled: bool = False
     """Settled at its checkpoint, because the process that generated it died."""
-    terms: Terms | None = None
+    terms: BillingTerms | None = None
     """The terms of its reservation, where the caller has them; otherwise they are read from the row."""
 
 
@@ -180,7 +180,7 @@ def _closing(s: Settlement, cost: int) -> tuple[object, ...]:
     return (*s.usage, cost, s.outcome, s.reconciled, s.settled_at_us, s.request_seq)
 
 
-def settle_all(c: sqlite3.Connection, settlements: Sequence[tuple[Settlement, Terms]]) -> None:
+def settle_all(c: sqlite3.Connection, settlements: Sequence[tuple[Settlement, BillingTerms]]) -> None:
     """Close many rows at once. Raises AlreadySettled: the batch is then to be undone."""
     closings: list[tuple[object, ...]] = []
     days: dict[DayKey, tuple[int, ...]] = {}
@@ -199,7 +199,7 @@ class AlreadySettled(Exception):
     """Raised when one of several settlements met a settled row; each must then be tried alone."""
 
 
-class Settling:
+class SettleUnit:
     """The unit that settles a request and then, if it was open, does what else belongs to its end.
 
     Returns the completion tokens that the row has then. Several in a row settle at once.
@@ -223,7 +223,7 @@ class Settling:
         return s.usage.completion_tokens
 
     @staticmethod
-    def together(c: sqlite3.Connection, units: Sequence[Settling]) -> list[int]:
+    def run_many(c: sqlite3.Connection, units: Sequence[SettleUnit]) -> list[int]:
         """Settle several; see app.store.batch. Raises AlreadySettled."""
         settlements = [unit.settlement for unit in units]
         settle_all(c, [(s, s.terms or _known_terms(c, s.request_seq)) for s in settlements])
@@ -233,14 +233,14 @@ class Settling:
         return [s.usage.completion_tokens for s in settlements]
 
 
-def _known_terms(c: sqlite3.Connection, request_seq: int) -> Terms:
+def _known_terms(c: sqlite3.Connection, request_seq: int) -> BillingTerms:
     terms = terms_of(c, request_seq)
     if terms is None:
         raise AlreadySettled
     return terms
 
 
-def terms_of(c: sqlite3.Connection, request_seq: int) -> Terms | None:
+def terms_of(c: sqlite3.Connection, request_seq: int) -> BillingTerms | None:
     """The terms of a reservation; None where there is none."""
     row = c.execute(
         "SELECT day, model, owner, key_id, input_micro_usd_per_1k, cached_micro_usd_per_1k,"
@@ -250,7 +250,7 @@ def terms_of(c: sqlite3.Connection, request_seq: int) -> Terms | None:
     if row is None:
         return None
     day, model, owner, key_id, *price = row
-    return Terms(day, model, owner, Price(*price), key_id)
+    return BillingTerms(day, model, owner, Price(*price), key_id)
 
 
 def completion_tokens_of(c: sqlite3.Connection, request_seq: int) -> int:

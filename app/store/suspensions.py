@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from app.store import events, ledger
 from app.store.events import StoredStream
-from app.store.ledger import Terms
+from app.store.ledger import BillingTerms
 
 
 class Suspension(NamedTuple):
@@ -25,7 +25,7 @@ class Suspension(NamedTuple):
     request: bytes
     """JSON: the request with its turn, and the progress of its answer (app.resume.snapshot)."""
     token_ids: bytes
-    """Little-endian uint32: runs of token ids, of which the JSON has the lengths."""
+    """uint32 in this machine's byte order: runs of token ids, of which the JSON has the lengths."""
 
 
 class StoredSuspension(NamedTuple):
@@ -33,7 +33,7 @@ class StoredSuspension(NamedTuple):
 
     suspension: Suspension
     stream: StoredStream
-    terms: Terms
+    terms: BillingTerms
     idempotency: tuple[str, bytes] | None
     """The idempotency key and its fingerprint."""
     answer_ids: list[str]

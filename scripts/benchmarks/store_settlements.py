@@ -53,7 +53,7 @@ class SettleRun:
 
 
 Pairs = list[tuple[SettleRun, SettleRun]]
-Reserved = tuple[int, ledger.Terms, str | None]
+Reserved = tuple[int, ledger.BillingTerms, str | None]
 
 
 async def measure_pairs(
@@ -130,11 +130,11 @@ def _reserving(*, answers: bool) -> Unit[Reserved]:
     return reserve
 
 
-def _settling(request_seq: int, terms: ledger.Terms, answer_id: str | None) -> Unit[object]:
+def _settling(request_seq: int, terms: ledger.BillingTerms, answer_id: str | None) -> Unit[object]:
     at_us = time.time_ns() // 1000
     settlement = ledger.Settlement(request_seq, Usage(100, 128, 64), "stop", at_us, terms=terms)
     if answer_id is None:
-        return ledger.Settling(settlement)
+        return ledger.SettleUnit(settlement)
     ids = bytes(4 * 128)
     answer = FinishedAnswer(answer_id, _ANSWER, None, "complete", "stop", ids, ids, None)
 
@@ -142,7 +142,7 @@ def _settling(request_seq: int, terms: ledger.Terms, answer_id: str | None) -> U
         events.compact(c, request_seq, 1, _SLICE)
         conversations.finish_answers(c, [answer], at_us, 228)
 
-    return ledger.Settling(settlement, end)
+    return ledger.SettleUnit(settlement, end)
 
 
 def _sync_us(folder: Path) -> float:

@@ -31,18 +31,27 @@ class Stage(NamedTuple):
     command: tuple[str, ...]
 
 
+def marked(mark: str) -> list[str]:
+    """The test files that use the mark, or their folder where a conftest.py does.
+
+    To collect all ten thousand tests takes half a minute of CPU, and two stages need few of them.
+    """
+    uses = [path for path in sorted(Path("tests").rglob("*.py")) if f"mark.{mark}" in path.read_text("utf-8")]
+    return [str(path.parent if path.name == "conftest.py" else path) for path in uses]
+
+
 NUM_SLOWEST = 10
 PYTEST = (sys.executable, "-m", "pytest")
 WHOLE_SERVERS = ("tests/e2e", "tests/fault")
 # One of them keeps the failures for --lf: two would overwrite each other's.
 KEPT = ("-p", "no:cacheprovider")
-SGLANG = Stage("with real SGLang", (*PYTEST, "-m", "sglang and not timed", *KEPT))
+SGLANG = Stage("with real SGLang", (*PYTEST, *marked("sglang"), "-m", "sglang and not timed", *KEPT))
 SERVERS = Stage("of whole servers", (*PYTEST, *WHOLE_SERVERS, "-m", "not sglang and not timed", *KEPT))
 OTHERS = Stage(
     "of the rest",
     (*PYTEST, *(f"--ignore={folder}" for folder in WHOLE_SERVERS), "-m", "not sglang and not timed"),
 )
-TIMED = Stage("of times and rates", (*PYTEST, "-m", "timed"))
+TIMED = Stage("of times and rates", (*PYTEST, *marked("timed"), "-m", "timed"))
 
 
 def run(shown: Stage, kept: Sequence[Stage], alone: Stage) -> int:

@@ -63,3 +63,15 @@ async def test_refused_body_leaves_the_connection_usable(serve: Serve):
         assert (await connection.response()).refusal() == (413, "body_too_large", None)
         await connection.request("POST", PATH, chat(stream=False))
         assert (await connection.response()).status == 200
+
+
+async def test_spaces_around_the_value_of_a_header_are_no_part_of_it(serve: Serve):
+    """RFC 9110, section 5.5: a stream is resumed after event 3."""
+    served = await serve(Script(tokens=30))
+    first = await served.open(chat())
+    await first.to_end()
+    async with await served.open(stream_id=first.id, after=3) as again:
+        rest = (await again.to_end()).content()
+    async with await Connection.to(served.port) as connection:
+        await connection.request("GET", f"{PATH}/{first.id}", headers={"last-event-id": " 3 \t"})
+        assert (await Stream(connection, await connection.head()).to_end()).content() == rest != TEXT

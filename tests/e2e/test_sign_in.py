@@ -249,7 +249,7 @@ async def test_without_the_issuer_keys_work_and_the_error_says_so(
     monkeypatch.setattr(issuer_module, "FAILED_S", 0.0)
     served = await serve_people(serve, issuer)
     key = bearer(await sign_in(served, "first"))
-    for number, path in enumerate(("/jwks", "/token", "/.well-known/openid-configuration")):
+    for number, path in enumerate(("/me", "/jwks", "/token", "/.well-known/openid-configuration")):
         issuer.down = {path}
         answer = await sign_in(served, f"c{number}")
         assert answer.refusal() == (503, "issuer_unavailable", None), path
@@ -311,10 +311,12 @@ async def test_what_a_sign_in_page_is_given(serve: Serve, issuer: ScriptedIssuer
 async def test_a_flood_of_sign_ins_does_not_reach_the_issuer(
     serve: Serve, issuer: ScriptedIssuer, monkeypatch: pytest.MonkeyPatch
 ):
-    """Beyond the rate they are 429."""
+    """Beyond the rate they are 429. What is no sign-in, which any page can send, takes no place."""
     monkeypatch.setattr(sign_in_routes, "SIGN_IN_BURST", 1.0)
     monkeypatch.setattr(sign_in_routes, "SIGN_INS_PER_S", 0.001)
     served = await serve_people(serve, issuer)
+    assert (await sign_in(served, origin="http://evil.example")).status == 403
+    assert (await served.call("POST", ROUTE, {"code": "c"})).status == 400
     assert (await sign_in(served, "a")).status == 200
     assert (await sign_in(served, "b")).refusal() == (429, "rate_limit_exceeded", None)
     assert len(issuer.forms) == 1

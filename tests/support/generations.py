@@ -37,7 +37,7 @@ from app.safety.session.session import AnswerScreen, PassThrough, PastTurns, Saf
 from app.safety.verdict import Verdict
 from app.store.conversations import NewTurn
 from app.store.database import Database
-from app.store.ledger import Terms
+from app.store.ledger import BillingTerms
 from app.stream.ring import Ring
 from app.stream.token_stream import TokenStream
 from app.stream.transcript import ChoiceMessage, build_messages
@@ -46,7 +46,7 @@ from tests.support.sse_client import until
 MODEL = "llama"
 PRICES = PriceTable.parse([{"model": MODEL, "input": "0.001", "cached_input": "0.0005", "output": "0.01"}])
 """Micro-dollars a token: 1 of a prompt, 0.5 where it was cached, 10 of an answer."""
-TERMS = Terms(20260921, MODEL, "local", PRICES.price_of(MODEL, 1_790_000_000_000_000))
+TERMS = BillingTerms(20260921, MODEL, "local", PRICES.price_of(MODEL, 1_790_000_000_000_000))
 """The terms of a request that was reserved on that day."""
 LONG_S = 60.0
 

@@ -98,7 +98,7 @@ async def smaller_pool(_: str) -> dict[str, Any]:
     too_long, later, same = await asyncio.gather(beginning, *others)
     then = engine.model.kv_capacity_tokens
     new = await told(engine, chat("New?", temperature=0, max_tokens=4000, ignore_eos=True))
-    lost = engine.restarts.num_lost
+    lost = engine.restarts.num_choices_lost
     await engine.aclose()
     return {
         "pools": [first, limit, then],

@@ -106,7 +106,13 @@ async def restarts(_: str) -> dict[str, Any]:
         rounds.append([_same(*pair) for pair in zip(given, undisturbed, strict=True)])
         held.append(_held())
     history = engine.restarts
-    counts = [dict(history.losses), history.num_restarts, history.num_resumed, history.num_lost, deaths[:]]
+    counts = [
+        dict(history.losses),
+        history.num_restarts,
+        history.num_choices_resumed,
+        history.num_choices_lost,
+        deaths[:],
+    ]
     end = await _death_of(engine, "scheduler")
     await engine.aclose()
     return {

@@ -45,7 +45,7 @@ class Claim(NamedTuple):
     value: str
 
     def holds(self, claims: Mapping[str, Any]) -> bool:
-        """True where a person has it, or in a list; what is no text is compared as JSON has it, as `true`."""
+        """True if the claim is this value, or a list with it. Booleans and numbers are compared as JSON."""
         claim = claims.get(self.name)
         values = claim if isinstance(claim, list) else [] if claim is None else [claim]
         return any(self.value == (v if isinstance(v, str) else json.dumps(v)) for v in values)
@@ -102,7 +102,9 @@ class Issuer:
             return claims
         headers = {"Authorization": f"Bearer {tokens['access_token']}"}
         status, info = await self._fetch("GET", metadata["userinfo_endpoint"], headers=headers)
-        if status != 200 or info.get("sub") != claims["sub"]:  # OpenID Connect Core, section 5.3.2
+        if status != 200:
+            raise self._unavailable(f"its user info endpoint answered {status}")
+        if info.get("sub") != claims["sub"]:  # OpenID Connect Core, section 5.3.2
             raise SignInRefused("The issuer's user info is not of the person who signed in; begin again.")
         return {**info, **claims}
 

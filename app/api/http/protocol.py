@@ -281,7 +281,7 @@ class Protocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a field of the head; trailers, which the parser reports the same way, are dropped."""
         if self._head_bytes is not None:
-            super().on_header(name, value)
+            super().on_header(name, value.rstrip(b" \t"))  # RFC 9110, 5.5: no part of the value
 
     def on_body(self, body: bytes) -> None:
         """Keep a chunk of the body."""

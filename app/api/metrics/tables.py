@@ -149,11 +149,11 @@ TABLES = (
             Time from each loss of the engine to the end of its restart, added up.
         gauge tokenring_last_outage_seconds | seconds | restarts.last_away_s
             The same for the last restart; 0 if there was none.
-        counter tokenring_choices_resumed_total | choices | restarts.num_resumed
+        counter tokenring_choices_resumed_total | choices | restarts.num_choices_resumed
             Choices that continued after a restart of the engine.
-        counter tokenring_choices_lost_total | choices | restarts.num_lost
+        counter tokenring_choices_lost_total | choices | restarts.num_choices_lost
             Choices that ended because the engine was lost.
-        counter tokenring_contradictions_total | choices | restarts.num_refused
+        counter tokenring_contradictions_total | choices | restarts.num_contradictions
             Outputs of the engine that contradicted themselves, or arrived after their end; the log names
             each.
 

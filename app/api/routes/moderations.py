@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from app.api.schema.moderations import MAX_CHARS, parse_moderation
 from app.concurrency.fair_gate import FairGate
 from app.errors import SafetyUnavailable, Unavailable
-from app.intake.bodies import ROOM_BYTES, BodyReader
+from app.intake.bodies import OVERHEAD_BYTES, BodyReader
 from app.intake.caller import Caller
 from app.intake.client import Client
 from app.metering.estimate import texts_estimate
@@ -22,7 +22,7 @@ from app.safety import moderation
 from app.safety.prompt.prompt_screen import FAST_CHARS
 from app.safety.session.service import SafetyService
 
-MAX_BYTES = ROOM_BYTES + 6 * MAX_CHARS
+MAX_BYTES = OVERHEAD_BYTES + 6 * MAX_CHARS
 """Bytes of a body: in JSON's ASCII a letter takes up to six."""
 LONG_AT_ONCE = 1
 SHORT_AT_ONCE = 2

@@ -1,4 +1,9 @@
-"""The routes by which people sign in. The console keeps the state of a sign-in; this server keeps none."""
+"""The routes by which people sign in. The console keeps the state of a sign-in; this server keeps none.
+
+A sign-in gives the person's key one more secret. That ends after `oidc_session_hours`, with the key
+(`app.store.keys.revoke`), or when newer sign-ins displace it (`add_session`). A person whom the issuer
+removes keeps a session until its end.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +61,11 @@ class SignInRoutes:
         """GET: the issuer and what a page asks it with, and whether a proxy has signed the person in."""
         person = person_at_proxy(request)
         return json_response(
-            {"oidc": await self._asked_with(), "proxy_user": None if person is None else person.name},
+            {"oidc": await self._oidc_parameters(), "proxy_user": None if person is None else person.name},
             confidential=True,
         )
 
-    async def _asked_with(self) -> dict[str, Any] | None:
+    async def _oidc_parameters(self) -> dict[str, Any] | None:
         issuer = self._issuer
         if issuer is None:
             return None
@@ -80,12 +85,11 @@ class SignInRoutes:
         """POST oidc: a key of the person, for the code that the issuer gave the console."""
         if self._issuer is None:
             raise NotFound("Nobody signs in here by OpenID Connect: oidc_issuer is not set.")
-        wait_s = self._bucket.take(time.monotonic())
-        if wait_s:
-            raise RateLimited("Too many people sign in at once; try again.", retry_after_s=1)
         body = await (await self._bodies.read(request, "sign-in")).parse()
         sent = read_fields(body, "", FIELDS, FIELDS)
         check_redirect(request, sent["redirect_uri"])
+        if self._bucket.take(time.monotonic()):
+            raise RateLimited("Too many people sign in at once; try again.", retry_after_s=1)
         try:
             return json_response(await self._sign_in(self._issuer, sent), confidential=True)
         except ServingError as error:

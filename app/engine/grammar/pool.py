@@ -51,7 +51,10 @@ class WorkerSetup:
 
 @dataclass(frozen=True, slots=True)
 class GrammarVerdict:
-    """The verdict on a grammar; `reason` is for the caller, where it did not pass."""
+    """The verdict on a grammar; `reason` is for the caller, where it did not pass.
+
+    `outcome` is passed, invalid, empty, slow, or late: slow by the clock, which may be the machine's fault.
+    """
 
     outcome: str
     reason: str = ""
@@ -119,10 +122,12 @@ class WorkerPool:
 
     async def _ask(self, kind: str, source: str, tokens: int) -> GrammarVerdict:
         process = await self._worker()
-        reply = b""
+        assert process.stdout is not None
+        reply, is_late, clock_s = b"", False, CLOCK_FACTOR * self._setup.budget.check_s
         try:
             asked = json.dumps({"kind": kind, "source": source, "tokens": tokens}).encode() + b"\n"
-            reply = await _reply(process, asked, CLOCK_FACTOR * self._setup.budget.check_s)
+            reply = await _reply(process, asked, clock_s)
+            is_late = not (reply or process.stdout.at_eof())
         finally:
             if reply:
                 self._idle.append(process)
@@ -130,6 +135,9 @@ class WorkerPool:
                 await self._kill(process)
                 if not (self._closed or self._idle or self._refilling):
                     self._refilling = asyncio.create_task(self._refill(), name="grammar-worker")
+        if is_late:
+            reason = f"it was not through after {clock_s:g} s; if this machine was busy, send it again"
+            return GrammarVerdict("late", reason)
         if not reply:
             return self._died(process)
         fields = json.loads(reply)

@@ -116,7 +116,7 @@ class GrammarCheck:
 
     def _keep(self, key: bytes, check: asyncio.Task[GrammarVerdict]) -> None:
         del self._checks[key]
-        if not check.cancelled() and check.exception() is None:
+        if not check.cancelled() and check.exception() is None and check.result().outcome != "late":
             self._verdicts[key] = check.result()
             if len(self._verdicts) > MAX_VERDICTS:
                 self._verdicts.popitem(last=False)
@@ -193,5 +193,5 @@ def _raise(verdict: GrammarVerdict, param: str) -> None:
         raise BadRequest(f"{param}: not a valid grammar: {verdict.reason}", param=param)
     if verdict.outcome == "empty":
         raise BadRequest(f"{param}: no text matches this grammar.", param=param)
-    if verdict.outcome == "slow":
+    if verdict.outcome in ("slow", "late"):
         raise GrammarTooSlow(f"{param}: this grammar is too slow: {verdict.reason}. {ADVICE}", param=param)

@@ -183,7 +183,7 @@ class AnswerReview:
         """The input of the second stage."""
         return ReviewRequest(self.excerpt.ending, self._prior, self._score, self.excerpt.opening)
 
-    def settle(self, scores: Scores) -> Verdict:
+    def take_scores(self, scores: Scores) -> Verdict:
         """Take the scores of the second stage; the verdict on them halts the answer or lets it continue."""
         self._reviewed_tokens = self.read_tokens
         if harm(scores) >= harm(self.findings):

@@ -1,8 +1,9 @@
 """One choice of an answer: what of it is read, held, reviewed, released and withheld.
 
-An end that the model chose releases all that was read and did not halt. An end that the caller could choose
-(length, stop strings and ids, grammar, cancel) withholds what may be the beginning of a hard-listed span:
-another request with another cut reads no further.
+How many tokens are held back is `AnswerReview.holdback_tokens` (app.safety.stream.answer_review).
+If the model ends the answer, all that was read and did not halt is released. If the caller may have chosen
+the end (length, stop strings and ids, grammar, cancel), what may begin a hard-listed span stays withheld.
+Else the caller could read on with a second request that is cut elsewhere.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ CLEAR, HELD, REVIEW, HALTED = StreamState
 
 
 @dataclass(frozen=True, slots=True)
-class StreamTerms:
+class ScreenSetup:
     """The terms by which all choices of a request are screened."""
 
     classifier: AnswerClassifier
@@ -69,7 +70,7 @@ class HeldDeltas:
 
     __slots__ = ("_at_once", "_terms", "_timed_s", "_timed_tokens", "queue", "released")
 
-    def __init__(self, terms: StreamTerms) -> None:
+    def __init__(self, terms: ScreenSetup) -> None:
         self._terms = terms
         self.queue: deque[tuple[Delta, int, Position]] = deque()
         """Each delta, its number of tokens, and how far the hard list had read then."""
@@ -131,7 +132,7 @@ class HeldDeltas:
 class ChoiceScreen:
     """One choice: it reads each delta for the classifier and the hard list, and holds what must wait."""
 
-    def __init__(self, terms: StreamTerms) -> None:
+    def __init__(self, terms: ScreenSetup) -> None:
         self._terms = terms
         self._channel: tuple[str, int] | None = None
         self._plain_channel: Channel | None = None
@@ -218,9 +219,9 @@ class ChoiceScreen:
             spans.switch_channel(self._channel)
         return spans.finds(delta.text)
 
-    def settle(self, scores: Scores) -> StreamState:
+    def take_scores(self, scores: Scores) -> StreamState:
         """Take the scores of the second stage: HALTED, or HELD until `release`."""
-        verdict = self.review.settle(scores)
+        verdict = self.review.take_scores(scores)
         if verdict.blocked:
             self.verdict, self.state = verdict, HALTED
         else:

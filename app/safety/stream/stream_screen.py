@@ -22,7 +22,7 @@ from app.core import Delta
 from app.safety.policies.policy import Policy
 from app.safety.stream.answer_context import AnswerContext
 from app.safety.stream.answer_review import AnswerClassifier, Review
-from app.safety.stream.choice_screen import CLEAR, HELD, REVIEW, ChoiceScreen, StreamTerms
+from app.safety.stream.choice_screen import CLEAR, HELD, REVIEW, ChoiceScreen, ScreenSetup
 from app.safety.stream.span_reader import match_state
 from app.safety.text.hard_list import compiled
 from app.safety.thresholds import CONTINUED_CHARS
@@ -63,7 +63,7 @@ class StreamScreen:
         """The screening of one request's `n` choices, whose prompt had the harm `prior`."""
         if policy.hard_list is not self._spans:
             self._hard_list, self._spans = compiled(policy.hard_list), policy.hard_list
-        terms = StreamTerms(
+        terms = ScreenSetup(
             classifier=self._classifier,
             policy=policy,
             hard_list=self._hard_list,
@@ -156,7 +156,7 @@ class Screening:
         try:
             assert choice is not None, "not in review"
             assert self._review is not None
-            self.state = choice.settle(await self._review(choice.review.request(), self._owner))
+            self.state = choice.take_scores(await self._review(choice.review.request(), self._owner))
             if self.state is HELD:
                 return choice.release()
             self._halt(choice)

@@ -1,4 +1,4 @@
-"""The virtual counter of a key that comes back."""
+"""The virtual counter of a key that comes back, and the share of a tier that has waited too long."""
 
 from __future__ import annotations
 
@@ -42,3 +42,27 @@ def test_what_a_key_was_served_more_it_keeps() -> None:
     queue.enter(Queued(here, 10, 0.0))
     comes(queue, "back")
     assert back.served == 70.0
+
+
+def test_a_tier_whose_requests_age_singly_has_no_more_than_its_share() -> None:
+    """It is served before the tier above it again once that has had four times as many tokens."""
+    queue, aged_s = FairQueue(TUNING), TUNING.ageing_s[1]
+    above, below = (
+        Tenant(name, tier, 1.0, TUNING) for name, tier in (("above", "interactive"), ("below", "standard"))
+    )
+
+    def serves() -> Queued:
+        now_s = 3 * aged_s
+        first = next(queue.in_order(now_s))
+        queue.remove(first)
+        queue.begin(first, 1, now_s)
+        return first
+
+    for _ in range(6):
+        queue.enter(Queued(above, 100, 0.0))
+    served = []
+    for _ in range(6):
+        if not below.waiting:
+            queue.enter(Queued(below, 100, aged_s))
+        served.append(serves().tenant.name)
+    assert served == ["below", "above", "above", "above", "above", "below"]

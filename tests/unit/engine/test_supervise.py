@@ -124,7 +124,7 @@ def test_a_restart_is_timed_from_the_first_loss_on() -> None:
     assert story.history.reason is None
     assert (story.history.last_away_s, story.history.away_s) == (10, 10)
     assert story.history.losses == {"exited": 1, "hung": 0, "failed": 1}
-    assert (story.history.num_restarts, story.history.num_resumed) == (1, 4)
+    assert (story.history.num_restarts, story.history.num_choices_resumed) == (1, 4)
     events = [(line["event"], line.get("cause"), line.get("took_s")) for line in story.captured.entries]
     assert events == [
         ("engine_lost", "exited", None),
@@ -151,7 +151,7 @@ def test_a_request_that_is_ended_is_logged_by_its_id_and_a_hash() -> None:
     story.history.ended(2, "r1", "beef")
     story.history.ended(3)
     story.history.refused("r2-000", "output after the final delta")
-    assert (story.history.num_lost, story.history.num_refused) == (5, 1)
+    assert (story.history.num_choices_lost, story.history.num_contradictions) == (5, 1)
     quarantined, contradiction = story.captured.entries
     assert (quarantined["request_id"], quarantined["prompt_hmac"]) == ("r1", "beef")
     assert (contradiction["choice_id"], contradiction["what"]) == ("r2-000", "output after the final delta")

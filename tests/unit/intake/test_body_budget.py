@@ -36,6 +36,15 @@ async def test_a_body_larger_than_the_memory_passes_alone():
     assert budget.fits("bob", 5000)
 
 
+async def test_a_body_that_grows_beyond_half_of_the_memory_passes_alone():
+    """As one that says its size first: nobody else has a body here."""
+    budget = BodyBudget(100)
+    held = await lease(budget, "ann", 40)
+    await held.grow_to("ann", 90)
+    assert not budget.fits("ann", 1)
+    assert budget.held_bytes == 90
+
+
 async def test_who_waits_is_let_in_when_room_is_given_back():
     """A release wakes those who wait; a second one changes nothing."""
     budget = BodyBudget(1000)

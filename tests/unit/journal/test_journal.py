@@ -196,7 +196,7 @@ async def test_reservation_lingers_for_at_most_half_the_time_that_the_last_ones_
     assert lingered == pytest.approx([0.0, 0.001, 0.001875, 0.0005, 0.02])
 
 
-# Settling
+# SettleUnit
 
 
 async def test_settlement_lingers_for_a_hundredth_of_its_request_at_most(

@@ -399,7 +399,7 @@ async def test_what_nobody_asks_for_is_settled_after_its_time(world: Generations
     live.clear()
     world.database.text_deleted.clear()
     assert await waiting.expire() == 1
-    assert (len(waiting), waiting.num_expired) == (0, 1)
+    assert (len(waiting), waiting.num_expired, waiting._touched_s) == (0, 1, {})
     row = await world.row()
     assert row is not None
     assert (row["state"], row["outcome"], row["cost_micro_usd"]) == ("settled", "interrupted", 18)
@@ -576,3 +576,10 @@ def test_what_stays_suspended_is_said_by_its_error():
     for reason, stays in (("cancelled", False), ("disconnect", True), (SUSPENDED, True)):
         stream.cancelled = reason
         assert answer.should_suspend(stream, BadRequest("no")) is stays
+
+
+def test_an_ordinary_request_is_packed_by_the_fast_encoder(monkeypatch: pytest.MonkeyPatch):
+    """A server that stops packs all its streams between two turns of the loop."""
+    monkeypatch.setattr("app.resume.snapshot.json.dumps", None)
+    progress = Progress([[1]], {0: Counts(9, 1)}, {0: Counts(9, 1)})
+    assert pack(1, None, LoadedTurn(conversing()), progress, {}).token_ids

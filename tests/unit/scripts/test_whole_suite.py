@@ -62,6 +62,16 @@ def test_each_test_is_in_one_stage():
     assert all((ROOT / folder).is_dir() for folder in WHOLE_SERVERS)
 
 
+@pytest.mark.parametrize(("stage", "mark"), [(SGLANG, "sglang"), (TIMED, "timed")])
+def test_no_marked_test_is_left_out(stage: Stage, mark: str):
+    """The mark is used in test files and conftest.py alone, and each of these is collected."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        if f"mark.{mark}" in path.read_text("utf-8"):
+            assert path.name == "conftest.py" or path.name.startswith("test_")
+            collected = path.parent if path.name == "conftest.py" else path
+            assert str(collected.relative_to(ROOT)) in stage.command
+
+
 def test_what_a_kept_stage_says_comes_whole_after_the_one_that_is_shown():
     """Output and errors of the stage that is kept follow the other's, under its name."""
     kept = "import sys; print('k1', flush=True); print('k2', file=sys.stderr, flush=True)"

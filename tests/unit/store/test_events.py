@@ -111,7 +111,7 @@ def test_key_finds_its_owners_newest_request(c):
 def test_freed_key_finds_nothing(c):
     """A caller who was told to send a request again may use its key again."""
     seq = settled(c, USAGE, idempotency_key="k", fingerprint=b"f")
-    events.free_key(c, seq)
+    events.free_idempotency_key(c, seq)
     assert events.find_by_key(c, "local", "k") is None
 
 

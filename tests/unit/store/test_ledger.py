@@ -11,11 +11,11 @@ from app.core import Usage
 from app.store.batch import commit_together
 from app.store.ledger import (
     AlreadySettled,
+    BillingTerms,
     Price,
     Reservation,
     Settlement,
-    Settling,
-    Terms,
+    SettleUnit,
     completion_tokens_of,
     cost_micro_usd,
     day_of,
@@ -206,29 +206,31 @@ def test_request_that_was_never_reserved_is_not_settled(c: sqlite3.Connection):
 def test_end_of_a_request_is_done_once_with_its_settlement(c: sqlite3.Connection):
     """A second settlement changes nothing, and tells the tokens that the row has."""
     seq, ended = reserved(c), []
-    unit = Settling(billed(seq), lambda _c: ended.append(seq))
+    unit = SettleUnit(billed(seq), lambda _c: ended.append(seq))
     assert unit(c) == 20
-    assert Settling(billed(seq, Usage(1, 1)), lambda _c: ended.append(seq))(c) == 20
+    assert SettleUnit(billed(seq, Usage(1, 1)), lambda _c: ended.append(seq))(c) == 20
     assert (ended, days(c)) == ([seq], [(20261120, 1, 20, COST)])
 
 
 def test_settlement_without_an_end_of_its_own_settles(c: sqlite3.Connection):
     """Alone, and among several."""
     first, second = reserved(c), reserved(c)
-    assert Settling(billed(first))(c) == 20
-    assert Settling.together(c, [Settling(billed(second))]) == [20]
+    assert SettleUnit(billed(first))(c) == 20
+    assert SettleUnit.run_many(c, [SettleUnit(billed(second))]) == [20]
     assert days(c) == [(20261120, 2, 40, 2 * COST)]
 
 
 def test_several_settle_at_once_as_each_would(c: sqlite3.Connection):
     """With their terms or without; each has its end, in order."""
     seqs, ended = [reserved(c) for _ in range(3)], []
-    terms = Terms(20261120, "llama", "local", Price(500, 50, 1500))
+    terms = BillingTerms(20261120, "llama", "local", Price(500, 50, 1500))
     units = [
-        Settling(billed(seq, terms=terms if seq == seqs[0] else None), lambda _c, seq=seq: ended.append(seq))
+        SettleUnit(
+            billed(seq, terms=terms if seq == seqs[0] else None), lambda _c, seq=seq: ended.append(seq)
+        )
         for seq in seqs
     ]
-    assert Settling.together(c, units) == [20, 20, 20]
+    assert SettleUnit.run_many(c, units) == [20, 20, 20]
     assert (ended, days(c)) == (seqs, [(20261120, 3, 60, 3 * COST)])
 
 
@@ -236,13 +238,13 @@ def test_several_of_which_one_was_settled_are_refused_together(c: sqlite3.Connec
     """So that each is then tried alone."""
     done, left = settled(c, USAGE), reserved(c)
     with pytest.raises(AlreadySettled):
-        Settling.together(c, [Settling(billed(done)), Settling(billed(left))])
+        SettleUnit.run_many(c, [SettleUnit(billed(done)), SettleUnit(billed(left))])
 
 
 def test_several_of_which_one_was_never_reserved_are_refused_together(c: sqlite3.Connection):
     """Its terms are not to be had."""
     with pytest.raises(AlreadySettled):
-        Settling.together(c, [Settling(billed(reserved(c))), Settling(billed(99))])
+        SettleUnit.run_many(c, [SettleUnit(billed(reserved(c))), SettleUnit(billed(99))])
 
 
 def test_days_of_a_batch_are_written_once_at_its_end():
@@ -252,7 +254,7 @@ def test_days_of_a_batch_are_written_once_at_its_end():
         migrate(connection, MIGRATIONS)
         seqs = [reserved(connection, owner=owner) for owner in ("ann", "ann", "bob")]
         connection.set_trace_callback(written.append)
-        outcomes = commit_together(connection, [Settling(billed(seq)) for seq in seqs])
+        outcomes = commit_together(connection, [SettleUnit(billed(seq)) for seq in seqs])
         connection.set_trace_callback(None)
         assert outcomes == [20, 20, 20]
         assert days(connection) == [(20261120, 2, 40, 2 * COST), (20261120, 1, 20, COST)]

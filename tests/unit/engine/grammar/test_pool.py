@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import xgrammar
 
+from app.engine.grammar import pool as pool_module
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.grammar.pool import MAX_WAITING_PER_OWNER, GrammarVerdict, WorkerPool, WorkerSetup
 from app.engine.sglang.grammar import GrammarCheck
@@ -35,6 +36,12 @@ def setup(check_s: float = 1.0) -> WorkerSetup:
     tokens = [*(bytes([value]) for value in range(256)), b"<end>"]
     info = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, stop_token_ids=[256])
     return WorkerSetup(info.serialize_json(), True, None, GrammarBudget(check_s, 2.0))
+
+
+@pytest.fixture(autouse=True)
+def only_cpu_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy this machine is."""
+    monkeypatch.setattr(pool_module, "CLOCK_FACTOR", 60)
 
 
 @pytest.fixture
@@ -167,6 +174,17 @@ async def test_a_verdict_is_kept(check: GrammarCheck):
     await check.check("bob", {"regex": "[a-z]+"}, Formed())
     with pytest.raises(GrammarTooSlow):
         await check.check("bob", {"ebnf": MANY_RULES}, Formed())
+
+
+async def test_a_verdict_by_the_clock_is_not_kept(check: GrammarCheck, monkeypatch: pytest.MonkeyPatch):
+    """A worker that had no CPU says nothing of the grammar: the same is asked again."""
+    monkeypatch.setattr(pool_module, "CLOCK_FACTOR", 0.05)
+    [worker] = check._pool._idle
+    worker.send_signal(signal.SIGSTOP)
+    with pytest.raises(GrammarTooSlow, match=r"not through after .* if this machine was busy"):
+        await check.check("ann", {"regex": "[a-z]+"}, Formed())
+    monkeypatch.setattr(pool_module, "CLOCK_FACTOR", 60)
+    await check.check("ann", {"regex": "[a-z]+"}, Formed())
 
 
 async def test_a_client_that_leaves_does_not_cost_the_verdict(check: GrammarCheck):

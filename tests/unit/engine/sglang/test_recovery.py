@@ -88,7 +88,11 @@ async def test_choices_go_on_in_their_old_order() -> None:
         3,
     )
     assert (restarted["event"], restarted["resumed_choices"]) == ("engine_restarted", 4)
-    assert (scene.history.num_restarts, scene.history.num_resumed, scene.history.num_lost) == (1, 4, 0)
+    assert (
+        scene.history.num_restarts,
+        scene.history.num_choices_resumed,
+        scene.history.num_choices_lost,
+    ) == (1, 4, 0)
     assert scene.history.reason is None
 
 
@@ -160,7 +164,7 @@ async def test_a_request_that_engines_die_under_is_found_and_ends() -> None:
     for name in "ab":
         assert scene.sink(name).error is None
         assert len(scene.choices[name].ids) >= 20
-    assert scene.history.num_lost == 1
+    assert scene.history.num_choices_lost == 1
     assert scene.engine.reason is None
 
 
@@ -184,7 +188,7 @@ async def test_all_choices_of_a_suspect_are_tried_together_and_end_together() ->
     scene.lose()
     await scene.back()
     assert all(isinstance(sent.sink, NotingSink) and sent.sink.error for sent in pair)
-    assert scene.history.num_lost == 2
+    assert scene.history.num_choices_lost == 2
 
 
 async def test_a_suspect_that_gets_on_is_none_any_more() -> None:
@@ -199,7 +203,7 @@ async def test_a_suspect_that_gets_on_is_none_any_more() -> None:
     assert scene.captured.entries[-1]["event"] == "engine_restarted"
     assert scene.captured.entries[-1]["resumed_choices"] == 2
     assert not any(sent.is_suspect for sent in scene.choices.values() if sent.made_progress is False)
-    assert scene.history.num_lost == 0
+    assert scene.history.num_choices_lost == 0
 
 
 @pytest.mark.parametrize(

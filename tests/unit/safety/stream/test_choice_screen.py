@@ -10,7 +10,7 @@ import pytest
 from app.core import Counts, Delta
 from app.safety.policies.policy import Policy
 from app.safety.stream.answer_context import AnswerContext
-from app.safety.stream.choice_screen import ChoiceScreen, StreamState, StreamTerms
+from app.safety.stream.choice_screen import ChoiceScreen, ScreenSetup, StreamState
 from app.safety.stream.span_reader import UNMATCHED
 from app.safety.text.hard_list import HardList
 from app.safety.verdict import Scores
@@ -36,7 +36,7 @@ class Scored:
 
 def choice(scores: Sequence[float], rules: Policy | None = None) -> ChoiceScreen:
     """A choice of which the deltas have these scores."""
-    terms = StreamTerms(
+    terms = ScreenSetup(
         classifier=Scored(*scores),
         policy=rules or policy(),
         hard_list=HardList(["canary song"]),
@@ -61,7 +61,7 @@ def reviewed(scores: Scores, rules: Policy) -> ChoiceScreen:
     """A choice that was reviewed with these scores."""
     one = choice([0.9, 0.9], rules)
     assert [one.read(word("a ", 1)), one.read(word("b ", 2))] == [StreamState.HELD, StreamState.REVIEW]
-    one.settle(scores)
+    one.take_scores(scores)
     return one
 
 
@@ -71,7 +71,7 @@ def test_a_choice_passes_through_its_states():
     words = [word(text, at) for at, text in enumerate(("a ", "b ", "c ", "d ", "e "), start=1)]
     states = [one.read(delta) for delta in words[:4]]
     assert states == [StreamState.CLEAR, StreamState.HELD, StreamState.HELD, StreamState.REVIEW]
-    assert one.settle({"S2": 0.1}) is one.state is StreamState.HELD
+    assert one.take_scores({"S2": 0.1}) is one.state is StreamState.HELD
     assert one.release() == words[1:4]
     assert one.read(words[4]) is StreamState.CLEAR
 
