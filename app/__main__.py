@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 EXIT_INTERRUPTED = 130
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
@@ -31,7 +32,7 @@ def _open_closed_streams() -> None:
     """Have standard streams that were closed, as by `>&-`, lead to nowhere."""
     for name, mode in _STREAMS:
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the end
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - until the end
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ async def test_the_last_conversation_goes_on_with_its_running_answer(serve: Serv
 
 
 async def test_a_question_with_a_nul_is_opened_and_edited(serve: Serve, tmp_path: Path):
-    """An API's client may have sent one, which no line of a terminal can hold; nor does it drive the terminal."""
+    """An API's client may have sent one, which no line of a terminal can hold."""
     served = await serve(script(200, tokens=8))
     messages = [{"role": "user", "content": "a\0b\x1b]0;x"}, {"role": "assistant", "content": "c"}]
     assert (await served.call("POST", "/api/conversations", {"messages": messages})).status == 201

@@ -144,7 +144,7 @@ def test_markdown_in_pieces_is_the_same_as_whole(page: Page):
 
 
 def test_what_no_markdown_reader_can_nest_is_shown_as_it_is(page: Page):
-    """A model that repeats a quote or a number for ever: its text is there, streamed and whole, and no error."""
+    """A model that repeats a quote or a number for ever: its text is there, streamed and whole."""
     wrong = module_of(
         page,
         "js/chat/markdown.js",
