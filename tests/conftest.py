@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from app.core import Engine
@@ -16,8 +17,11 @@ from app.settings import Settings
 from tests.support.preloaded import Preloaded, importing
 from tests.support.servers import MakeScript, Serve, Served, ServerProcess, Spawn, serve_here, start_process
 
-hypothesis_settings.register_profile("tokenring", print_blob=True)
-hypothesis_settings.load_profile("tokenring")  # a failure prints the line that repeats it
+# A failure prints the line that repeats it. How long an example takes says how busy the machine is.
+hypothesis_settings.register_profile(
+    "tokenring", print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("tokenring")
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,8 @@ from app.store.opening import StoreRefused
 EXIT_OK = 0
 EXIT_ENGINE_LOST = 3
 """The engine did not start, or was lost too often; a restart may mend that."""
+START_ENDS_S = 5.0
+"""Seconds that a start which is given up has to close what it has opened."""
 BACKLOG = 4096
 GC_THRESHOLDS = (10_000, 10, 500)
 """Thresholds of the garbage collector: new containers per young collection, young ones per older."""
@@ -142,6 +144,8 @@ async def serve(
         server.should_exit = True
         await serving
         await runtime.aclose()
+        # It closes what it has opened of the store, whose threads report to this loop.
+        await asyncio.wait([starting], timeout=START_ENDS_S)
         log.info("stopped", status=status)
     return status
 

@@ -28,6 +28,8 @@ from scripts.crash.server import Server, ServerFailed
 from scripts.crash.traffic import Engine, Traffic
 
 DRAIN_S = 0.6
+DEATHS = (*["running"] * 6, "early", "draining")
+"""In any order, and then again: a short test has its share of each."""
 START_KILLS = 0.1
 """Share of starts that are killed before the one that counts."""
 START_S = 0.8
@@ -80,6 +82,7 @@ class Rounds:
         self._config = directory / "tokenring.toml"
         table = "".join(f'{name} = "{price}"\n' for name, price in PRICES.items())
         self._config.write_text(f'[[prices]]\nmodel = "*"\n{table}')
+        self._next_deaths: list[str] = []
         self._bounds = Bounds(engine.rate, margin_s)
         self._traffic = Traffic(engine, self._rng, self.findings)
         self._books = Books(self._data_dir / FILE_NAME, self.findings)
@@ -102,7 +105,9 @@ class Rounds:
         await self._last_look()
 
     def _death(self) -> Death:
-        how = self._rng.choices(("running", "early", "draining"), (75, 12, 13))[0]
+        if not self._next_deaths:
+            self._next_deaths = self._rng.sample(DEATHS, len(DEATHS))
+        how = self._next_deaths.pop()
         if how == "early":
             return Death(how, self._rng.uniform(0, EARLY_S))
         after_s = self._rng.uniform(0.1, self._longest_s)

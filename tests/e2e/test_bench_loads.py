@@ -32,7 +32,7 @@ def bench(folder: Path, *options: str) -> Measured:
     result = folder / "result.json"
     own = ["--engine", "scripted", "--setting", "resume_grace_s=0.2", "--json", result]
     command = [sys.executable, "-c", HURRIED, *options, *own]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230, check=False)
     assert result.exists(), done.stderr
     written = json.loads(result.read_text())
     assert done.returncode == any(one["verdict"] == "missed" for one in written["findings"])

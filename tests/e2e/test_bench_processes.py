@@ -6,7 +6,7 @@ import time
 import psutil
 import pytest
 
-from scripts.benchmarks.processes import ServerFailed, ServerProcess, free_port
+from scripts.benchmarks.processes import ServerFailed, ServerProcess, _lives, free_port
 
 SERVER = """
 import http.server, subprocess, sys, threading, time
@@ -78,7 +78,7 @@ def test_stop_leaves_no_process_behind(server):
     server.freeze()
     server.stop()
     server.stop()
-    assert [child.pid for child in children if child.is_running() and child.status() != "zombie"] == []
+    assert [child.pid for child in children if _lives(child)] == []
 
 
 def test_a_server_that_ends_at_start_is_told_with_its_log(tmp_path):

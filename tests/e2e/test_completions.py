@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,7 @@ async def test_a_stream_survives_its_server(spawn: Spawn):
     async with await open_stream(await process.ready(), asked, path=PATH) as stream:
         await stream.read_events(250)
         process.process.kill()
+    await process.exit_status()
     again = await (await spawn("", "--data-dir", "data")).ready()
     async with await open_stream(again, stream_id=stream.id, path=PATH, headers=EVENTS) as replay:
         transcript = await replay.to_end()
@@ -203,8 +205,10 @@ async def test_plain_events_have_data_lines_only(serve: Serve):
     served = await serve(Script(tokens=12, rate=50), heartbeat_s=0.01)
     answer = await served.call("POST", PATH, body(stream=True), x_plain_events="1")
     lines = [line for line in answer.body.decode().split("\n") if line]
-    assert len(lines) > 12
     assert all(line.startswith("data: ") for line in lines)
+    *chunks, done = [line.removeprefix("data: ") for line in lines]
+    texts = [choice["text"] for chunk in chunks for choice in json.loads(chunk)["choices"]]
+    assert ("".join(texts), done) == (TEXT, "[DONE]")
     async with await attached(served, answer.headers["x-request-id"], 0) as stream:
         assert (await stream.to_end()).content() == TEXT
     wrong = await served.call("POST", PATH, body(stream=True), x_plain_events="yes")

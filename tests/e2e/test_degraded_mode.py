@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -109,9 +110,9 @@ async def pressed(serve: Serve) -> AsyncIterator[Pressed]:
 
 
 def go_to(runtime: Runtime, step: Step) -> None:
-    """Have degraded mode gone so far."""
+    """Have degraded mode gone so far, and stay there, though nothing presses."""
     assert runtime.degrade is not None
-    runtime.degrade.step = step
+    runtime.degrade.step, runtime.degrade._fall_s = step, math.inf
 
 
 async def test_short_then_small_then_refused_and_back(pressed: Pressed) -> None:
@@ -159,8 +160,8 @@ async def test_token_ids_stay_with_the_model_of_their_vocabulary(serve: Serve) -
     """A prompt of text may go to the small model; one of ids is answered by its own, and shorter."""
     served = await serve(Script(tokens=1000), small_model="scripted:tokens=1000", degrade_short_tokens=50)
     await until(lambda: served.runtime.backends.small and served.runtime.backends.small.ready)
+    go_to(served.runtime, Step.SMALL)
     for prompt, model in (("one two", SMALL), ([1, 2], "scripted")):
-        go_to(served.runtime, Step.SMALL)
         body = {"model": "scripted", "prompt": prompt, "max_tokens": 100}
         answer = await served.call("POST", "/v1/completions", body)
         assert (answer.headers["x-served-model"], answer.json()["model"]) == (model, model)

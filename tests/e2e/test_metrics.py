@@ -180,13 +180,14 @@ def burn(seconds: float) -> None:
 
 async def test_live_and_retained_streams(serve: Serve):
     """A stream and its reader count while it lives; then it is retained, with its bytes."""
-    served = await serve(Script(rate=200, tokens=20))
+    served = await serve(Script(rate=200, tokens=10_000))
     async with await served.open(chat()) as stream:
         await stream.read_events(3)
         samples = await scrape(served)
         assert samples["tokenring_live_streams", ()] == samples["tokenring_stream_readers", ()] == 1
         assert of_model(samples, "engine_running_requests") == 1
         assert of_model(samples, "engine_used_tokens") > 0
+        await served.call("POST", f"/api/chat/completions/{stream.id}/cancel")
         await stream.to_end()
     samples = await scrape(served)
     assert (samples["tokenring_live_streams", ()], samples["tokenring_retained_streams", ()]) == (0, 1)
@@ -218,7 +219,7 @@ async def test_a_writer_that_lags_is_seen(serve: Serve):
     waiting = served.runtime.database.submit(lambda _c: None)
     samples = await scrape(served)
     release.set()
-    assert samples["tokenring_store_queue_depth", ()] == 2
+    assert samples["tokenring_store_queue_depth", ()] >= 2  # a clock may have come due meanwhile
     assert 0 < samples["tokenring_store_writer_lag_seconds", ()] < 5
     await asyncio.gather(held, waiting)
     assert (await scrape(served))["tokenring_store_writer_lag_seconds", ()] == 0

@@ -69,14 +69,14 @@ async def read(served: Served, body: Any) -> tuple[Transcript, list[dict[str, An
 
 async def events_of(served: Served) -> list[safety_events.SafetyEvent]:
     """What the screens decided, oldest first, once it is written."""
-    await until(lambda: served.runtime.database.queue_depth == 0)
+    await served.settled()
     page = await served.runtime.database.read(lambda c: safety_events.page(c, 100))
     return [event for _, event in page.events][::-1]
 
 
 async def rows_of(served: Served) -> list[tuple[Any, ...]]:
     """The ledger."""
-    await until(lambda: served.runtime.database.queue_depth == 0)
+    await served.settled()
     return await served.runtime.database.read(
         lambda c: c.execute(
             "SELECT state, outcome, prompt_tokens, completion_tokens, withheld_tokens FROM requests"
@@ -197,7 +197,7 @@ async def test_a_blocked_turn_stays_out_of_later_context(start: Start):
     place = {"conversation_id": first["conversation_id"], "stream": False}
     for word in (BLOCKED, SEEN_LATE):
         assert (await served.post(chat(f"{word} words", **place))).status == 400
-    await until(lambda: served.runtime.database.queue_depth == 0)
+    await served.settled()
     kept = (await served.call("GET", f"/api/conversations/{first['conversation_id']}")).json()
     assert [(m["role"], m["status"]) for m in kept["messages"]] == [
         ("user", "complete"),
@@ -215,7 +215,7 @@ async def test_strikes_make_a_conversation_watched(start: Start):
     first = (await served.post(chat("hello", stream=False))).json()
     place = {"conversation_id": first["conversation_id"], "stream": False}
     await served.post(chat(f"{BLOCKED} words", **place))
-    await until(lambda: served.runtime.database.queue_depth == 0)
+    await served.settled()
     answer = await served.post(chat("and now", moderation={"model": "omni-moderation-latest"}, **place))
     assert answer.json()["moderation"]["input"]["results"][0]["watched"]
 

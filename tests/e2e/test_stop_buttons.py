@@ -169,7 +169,7 @@ async def test_a_key_may_always_keep_its_answers(serve: Serve):
     served.stream(stream_id).cancel("cancelled")
     await until(lambda: not served.live())
     stream_id = await left(served, key, x_resume="0")
-    await until(lambda: not served.live(), 1)
+    await until(lambda: not served.live(), FREE_S)
     assert served.stream(stream_id).cancelled == "disconnect"
 
 
@@ -180,7 +180,7 @@ async def test_a_word_against_every_sign(serve: Serve):
     stream = await served.open(chat(), headers=headers)
     await stream.read_events(3)
     stream.connection.close()
-    await until(lambda: not served.live(), 1)
+    await until(lambda: not served.live(), FREE_S)
     wrong = await served.post(chat(), x_resume="soon")
     assert wrong.refusal() == (400, "invalid_value", "x-resume")
 
@@ -194,8 +194,9 @@ async def test_who_comes_back_in_the_short_grace_goes_on(serve: Serve):
     named = {"authorization": f"Bearer {key}", "accept": "text/event-stream"}
     again = await open_stream(served.port, stream_id=stream_id, after=3, headers=named, path=V1)
     await again.read_events(20)
-    assert again.transcript.ids[0] == 4
-    assert again.transcript.content() in "".join(scripted_text(0, 0, 200))
+    assert again.transcript.ids[0] > 3
+    # Its first event opened it, the next two had a word each. What came meanwhile is in one frame.
+    assert "".join(scripted_text(0, 0, 200)[2:]).startswith(again.transcript.content())
     again.connection.close()
     await until_grace(served, stream_id)
     assert served.runtime.streams.grace_left_s(stream_id) > 20
@@ -232,6 +233,8 @@ async def test_the_refusal_names_what_runs_and_how_to_stop_it(serve: Serve):
     assert other not in message
     assert 1 <= int(refused.headers["retry-after"]) <= 4
     await asyncio.sleep(int(refused.headers["retry-after"]))
+    assert served.stream(stream_id).cancelled == "disconnect"
+    await until(lambda: not served.live())  # its last write, which a busy disk makes longer
     assert (await ask(served, ann)).status == 200
 
 
@@ -250,13 +253,14 @@ async def test_the_route_in_the_refusal_frees_the_place(serve: Serve):
 
 async def test_a_sign_for_every_request_holds_no_more_than_the_places(serve: Serve):
     """Answers that were left count as long as they go on: leaving makes no room for more of them."""
-    served = await serve(ENDLESS, resume_grace_s=1.0)
+    served = await serve(ENDLESS)
     key = await one_at_a_time(served)
     first = await left(served, key, idempotency_key="k0")
     refusals = [await ask(served, key, idempotency_key=f"k{i}") for i in range(1, 4)]
     assert [(r.status, first in r.error()["message"]) for r in refusals] == [(429, True)] * 3
     assert len(served.live()) == 1
-    await until(lambda: not served.live(), 3)
+    served.runtime.streams._grace_over(served.stream(first))
+    await until(lambda: not served.live())
     assert (await ask(served, key)).status == 200
 
 
@@ -265,7 +269,7 @@ async def test_the_key_of_an_abandoned_answer_gives_that_answer(serve: Serve):
     served = await serve(ENDLESS, resume_grace_s=0.1)
     key = await one_at_a_time(served)
     stream_id = await left(served, key, idempotency_key="k")
-    await until(lambda: not served.live(), 2)
+    await until(lambda: not served.live())
     headers = {"authorization": f"Bearer {key}", "idempotency-key": "k"}
     async with await open_stream(served.port, chat(), headers=headers, path=V1) as again:
         transcript = await again.to_end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from urllib.parse import unquote
 
@@ -38,6 +39,20 @@ def standby(served: Served) -> SupervisedEngine:
     """What stands behind the small model."""
     assert served.runtime.small_engine is not None
     return served.runtime.small_engine
+
+
+def kill_small(served: Served, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """End the small model's engine; it starts again once the event is set."""
+    engine, start_it = small_engine(served), asyncio.Event()
+    start = engine.start
+
+    async def start_when_told() -> None:
+        await start_it.wait()
+        await start()
+
+    monkeypatch.setattr(engine, "start", start_when_told)
+    engine.die("killed")
+    return start_it
 
 
 def small_engine(served: Served) -> ScriptedEngine:
@@ -101,7 +116,7 @@ async def test_who_comes_back_and_is_refused_is_told_too(two: Served) -> None:
     assert refused.headers["x-route-reason"] == first.headers["x-route-reason"] == "small; simple"
 
 
-async def test_both_are_measured(two: Served) -> None:
+async def test_both_are_measured(two: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each under its name; what was chosen by its reason; whether it is there."""
     for content in (EASY, HARD, EASY):
         await two.post(ask(content))
@@ -115,7 +130,7 @@ async def test_both_are_measured(two: Served) -> None:
         "tokenring_degraded_step 0.0",
     ):
         assert line in text.splitlines()
-    small_engine(two).die("killed")
+    kill_small(two, monkeypatch)
     text = (await two.call("GET", "/metrics")).body.decode()
     assert f'tokenring_model_ready{{model="{SMALL}"}} 0.0' in text.splitlines()
     assert f'tokenring_model_ready{{model="{LARGE}"}} 1.0' in text.splitlines()
@@ -234,20 +249,25 @@ async def test_the_small_one_may_take_its_time(serve: Serve) -> None:
     assert [(m["id"], m["state"], m["context_length"]) for m in listed][1] == (SMALL, "not_ready", None)
 
 
-async def test_the_small_one_s_death_leaves_the_large_serving(two: Served) -> None:
+async def test_the_small_one_s_death_leaves_the_large_serving(
+    two: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing else ends; it is started again, and answers."""
-    small_engine(two).die("killed")
+    start_it = kill_small(two, monkeypatch)
     ready = await two.call("GET", "/readyz")
     assert (ready.status, ready.json()["small_model"]["state"]) == (200, "down: killed")
     assert (await two.post(ask())).headers["x-route-reason"] == "large; alone"
     assert (await two.post(ask(model=SMALL))).status == 503
+    start_it.set()
     await there(two)
     assert (await two.post(ask())).headers["x-route-reason"] == "small; simple"
     assert not two.runtime.engine_ended.is_set()
     await until(lambda: two.logged("small_model"))
 
 
-async def test_the_small_one_s_new_start_is_why_its_cache_is_empty(two: Served) -> None:
+async def test_the_small_one_s_new_start_is_why_its_cache_is_empty(
+    two: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The prefix report says so, and not that there was no room."""
     system = " ".join(f"rule{i}" for i in range(100))
 
@@ -257,8 +277,9 @@ async def test_the_small_one_s_new_start_is_why_its_cache_is_empty(two: Served) 
 
     for number in range(3):
         await asked(number)
-    small_engine(two).die("killed")
-    await until(lambda: two.logged("small_model"))
+    start_it = kill_small(two, monkeypatch)
+    await until(lambda: [line for line in two.logged("small_model") if line["state"] == "down: killed"])
+    start_it.set()
     await there(two)
     await asked(4)
     assert +two.runtime.prefixes.breaks == {"restarted": 1}

@@ -30,21 +30,22 @@ async def connect() -> AsyncIterator[Callable[..., Awaitable[RemoteEngine]]]:
     async def start(
         *servers: FalseServer, model: type[PlainModel] = PlainModel, resume_s: float = 20.0, **timeouts: float
     ) -> RemoteEngine:
-        limits = Timeouts(**({"connect_s": 2.0, "headers_s": 1.0, "silence_s": 10.0} | timeouts))
+        stall_s = timeouts.pop("stall_s", 0.3)
+        limits = Timeouts(**({"connect_s": 10.0, "headers_s": 10.0, "silence_s": 10.0} | timeouts))
         urls = [server.url for server in servers]
         options = RemoteOptions(
             urls,
             api_key="secret",
-            start_s=2,
+            start_s=10,
             timeouts=limits,
             poll_s=0.02,
             resume_s=resume_s,
-            stall_s=0.3,
+            stall_s=stall_s,
         )
         engine = RemoteEngine(options, model)
         engines.append(engine)
         await engine.start()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while any(server.breaker.is_open for server in engine._pool.servers):
                 await asyncio.sleep(0.01)
         return engine

@@ -39,7 +39,7 @@ def scripted(tmp_path_factory):
         # The seed's round has both a SIGTERM and a kill.
         one_round = ["--engine", "scripted", "--minutes", "0.02", "--seed", "44"]
         yield {
-            "crash": pool.submit(crash, folder, "--kills", "8", "--longest-s", "2"),
+            "crash": pool.submit(crash, folder, "--kills", "8", "--longest-s", "3"),
             "soak": pool.submit(soak, *one_round),
         }
 

@@ -95,7 +95,7 @@ async def test_hanging_engine_hears_the_grace_period(serve: Serve):
     stream = await served.open(chat())
     await stream.read_events(3)
     stream.connection.reset()
-    await until(lambda: served.running == 0, timeout_s=1.5)
+    await until(lambda: served.running == 0)
 
 
 async def test_dead_engine_is_not_ready(serve: Serve):

@@ -95,8 +95,7 @@ async def test_nothing_is_left(serve: Serve, seed: int):
     await asyncio.gather(*clients)
     streams = served.runtime.streams
     await until(lambda: served.running == 0 and not served.connections)
-    await until(lambda: not streams._streams)
-    assert not streams._live
+    await until(lambda: not streams._streams and not streams._live)  # a deleted one still settles
     assert not streams._finished
     assert not streams._keys
     assert not streams._grace
@@ -208,4 +207,5 @@ async def test_a_connection_that_is_reset_is_let_go_of(serve: Serve, sent: bytes
         [protocol] = map(weakref.ref, served.connections)
         connection.reset()
     await until(lambda: not served.connections)
-    await until(lambda: (gc.collect(), protocol() is None)[1], timeout_s=1.0)
+    # uvicorn's timer would hold it for 5 s.
+    await until(lambda: (gc.collect(), protocol() is None)[1], timeout_s=3.0)

@@ -64,6 +64,11 @@ async def is_refused(server: FalseServer, response: web.StreamResponse, request:
     await response.write_eof()
 
 
+def headers_s(fault: Fault) -> float:
+    """Time for the headers: short where none come, and else so long that nothing is late."""
+    return 1.0 if fault is is_silent else 10.0
+
+
 EARLY = [slams, is_silent, is_empty, fails, babbles, is_full]
 
 
@@ -72,7 +77,7 @@ async def test_a_fault_before_the_first_token_is_not_seen(
     servers: list[FalseServer], connect: Any, fault: Fault
 ) -> None:
     """The request goes to the other server, under another id; the answer is whole, every token once."""
-    engine = await connect(*servers)
+    engine = await connect(*servers, headers_s=headers_s(fault))
     shared = once(fault)
     for server in servers:
         server.fault = shared
@@ -87,7 +92,7 @@ async def test_a_fault_before_the_first_token_is_not_seen(
 @pytest.mark.parametrize("fault", [slams, is_silent, babbles], ids=lambda fault: fault.__name__)
 async def test_the_only_server_is_asked_again(servers: list[FalseServer], connect: Any, fault: Fault) -> None:
     """A connection that broke says little of the server."""
-    engine = await connect(servers[0])
+    engine = await connect(servers[0], headers_s=headers_s(fault))
     servers[0].fault = once(fault)
     assert len(await ask(engine)) == TOKENS
     assert len(servers[0].asked) == 2
@@ -193,12 +198,15 @@ async def test_a_choice_that_fails_leaves_no_other_running(servers: list[FalseSe
     """The others' connections are closed, which makes SGLang abort."""
     engine = await connect(servers[0])
     servers[0].tokens, servers[0].pause_s = 10_000, 0.005
+    other_begun = asyncio.Event()
 
     async def one_fails(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
         body = server.asked[-1]
         if body["index"] == 1:
+            await other_begun.wait()
             await is_refused(server, response, request)
         else:
+            other_begun.set()
             await server.answer(response, request, body)
 
     servers[0].fault = one_fails

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from app.core import ChatRequest, Counts, Delta
 from app.engine.http.engine import RemoteEngine
+from app.engine.http.generation import ABORT_WAIT_S
 from app.errors import EngineFailed
 from tests.support.false_sglang import (
     PROMPT_TOKENS,
@@ -19,6 +20,7 @@ from tests.support.false_sglang import (
     FalseServer,
     Fault,
     PlainModel,
+    all_read,
     ask,
     ends_restarted,
     faults,
@@ -59,7 +61,7 @@ async def four_tokens(response: web.StreamResponse, request: web.Request) -> Non
 async def breaks_off(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
     """The connection is cut."""
     await four_tokens(response, request)
-    await asyncio.sleep(0.05)
+    await all_read()
     request.transport.close()
 
 
@@ -136,7 +138,7 @@ async def test_an_answer_goes_on_at_another_server(
     servers: list[FalseServer], connect: Any, capsys: pytest.CaptureFixture[str], fault: Fault
 ) -> None:
     """The other one gets the ids so far and what is left; the fault is counted, and logged."""
-    engine = await connect(*servers, silence_s=0.3)
+    engine = await connect(*servers, silence_s=0.3 if fault is falls_silent else 10.0)
     shared = once(fault)
     for server in servers:
         server.fault = shared
@@ -272,7 +274,7 @@ async def test_an_abort_while_no_server_is_there_ends_at_once(
     await servers[0].stop()
     await until(lambda: not engine._pool.is_healthy)
     engine.abort("r")
-    deltas = await asyncio.wait_for(asking, 1)
+    deltas = await asyncio.wait_for(asking, ABORT_WAIT_S / 2)
     assert deltas[-1].finish_reason == "abort"
     assert deltas[-1].counts.completion_tokens == len(ids_of(deltas))
 
@@ -415,11 +417,19 @@ async def test_a_silent_server_that_is_healthy_keeps_its_answers(
 
 
 async def test_a_server_whose_load_changes_keeps_its_answers(
-    servers: list[FalseServer], connect: Any
+    servers: list[FalseServer], connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt that is read in chunks leaves no room for the token of a health check."""
-    engine = await connect(servers[0])
+    engine = await connect(servers[0], stall_s=10.0)
     asked = asyncio.Event()
+    remote = engine._pool.servers[0]
+    poll = remote.poll
+
+    async def and_six_seconds_pass() -> None:
+        await poll()
+        remote._progress_s -= 6.0
+
+    monkeypatch.setattr(remote, "poll", and_six_seconds_pass)
 
     async def reads_long(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
         await response.prepare(request)
@@ -480,15 +490,18 @@ async def test_an_answer_that_nobody_reads_any_more_is_let_go(
 ) -> None:
     """The server sends on after its client has gone: nothing of it arrives, and nothing is left open."""
     engine = await connect(*servers)
+    other_begun = asyncio.Event()
 
     async def sends_on(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
         body = await request.json()
         if body["index"] == 0:
             await four_tokens(response, request)
+            await other_begun.wait()
             finish = {"type": "abort", "status_code": 400, "message": "No."}
             await response.write(frame(4, finish))
             return
         await response.prepare(request)
+        other_begun.set()
         for number in range(1, 10_000):
             await response.write(frame(number))
             await asyncio.sleep(0.001)

@@ -16,7 +16,8 @@ from tests.support.sse_client import Response, Stream, Transcript, fetch, open_s
 
 PATH = "/api/chat/completions"
 TOKENS = 120
-SLOW = f"rate=40,tokens={TOKENS}"
+SLOW = f"rate=20,tokens={TOKENS}"
+"""For six seconds: a stop meets it in its middle."""
 FAST = f"rate=400,tokens={TOKENS}"
 
 
@@ -247,7 +248,7 @@ async def test_a_client_that_returns_while_the_engine_loads_waits_with_its_strea
     stream = await open_stream(await process.ready(), chat())
     await stream.read_events(4)
     await stop(process, [stream])
-    again = await spawn(f"{FAST},start_s=2", "--heartbeat-s", "0.1")
+    again = await spawn(f"{FAST},start_s=5", "--heartbeat-s", "0.1")
     port = await again.port()
     waiting = await attached(port, stream)
     assert (await fetch(port, "GET", "/readyz")).status == 503

@@ -101,7 +101,7 @@ async def served_by(
 
 async def settled(served: Served) -> list[tuple[Any, ...]]:
     """The ledger, once nothing is left to write."""
-    await until(lambda: served.runtime.database.queue_depth == 0)
+    await served.settled()
     query = "SELECT state, outcome, completion_tokens, withheld_tokens FROM requests"
     return await served.runtime.database.read(lambda c: c.execute(query).fetchall())
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
+from pathlib import Path
 
 import pytest
 
 from app.engine.scripted.engine import scripted_text
-from tests.support.servers import ServerProcess, Spawn, chat
+from tests.support.servers import ROOT, ServerProcess, Spawn, chat
 from tests.support.sse_client import Connection, Stream, fetch, open_stream, until
 
 PATH = "/api/chat/completions"
@@ -39,7 +42,7 @@ async def test_sigterm_lets_streams_finish(spawn: Spawn):
 
 async def test_port_answers_while_draining(spawn: Spawn):
     """While it drains, the server says so, refuses new work, and lets clients return to live streams."""
-    process = await spawn("rate=50,tokens=100")
+    process = await spawn("rate=25,tokens=100")
     port, stream = await begin(process, 100)
     process.terminate()
     await process.logged("draining")
@@ -96,8 +99,47 @@ async def test_sigterm_while_the_engine_starts(spawn: Spawn):
     assert refused.refusal() == (503, "engine_not_ready", None)
     assert int(refused.headers["retry-after"]) > 0
     process.terminate()
-    assert await process.exit_status(5) == 0
+    assert await process.exit_status() == 0
     assert not process.noise
+
+
+SLOW_STORE = """
+import os, sys, threading, time
+import app.store.database as database
+from app.__main__ import run
+prepare, end = database.prepare, os._exit
+def prepare_slowly(*args):
+    print('{"event": "opening"}', file=sys.stderr, flush=True)
+    time.sleep(2)
+    prepare(*args)
+def end_after_the_store(status):
+    for thread in threading.enumerate():
+        if "_connection_worker_thread" in thread.name:
+            thread.join()
+    end(status)
+database.prepare, os._exit = prepare_slowly, end_after_the_store
+run()
+"""
+"""A server whose store takes its time to open, and whose end waits for the store's threads."""
+
+
+async def test_sigterm_while_the_store_opens(tmp_path: Path):
+    """What the start had opened is closed before the process ends, with 0 and without a word."""
+    flags = ("serve", "--engine", "scripted", "--safety", "off", "--port", "0", "--log-format", "json")
+    pipe, environ = asyncio.subprocess.PIPE, {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = ServerProcess(
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", SLOW_STORE, *flags, cwd=tmp_path, env=environ, stderr=pipe
+        )
+    )
+    try:
+        await process.logged("opening")
+        await process.port()
+        process.terminate()
+        assert await process.exit_status() == 0
+        assert not process.noise
+    finally:
+        await process.close()
 
 
 @pytest.mark.parametrize("tokens", [30_000, 12500])
@@ -108,7 +150,7 @@ async def test_stalled_clients_do_not_hold_up_the_end(spawn: Spawn, tokens: int)
     async with contextlib.AsyncExitStack() as stalled:
         for _ in range(3):
             await stalled.enter_async_context(await open_stream(port, chat(), receive_buffer_bytes=4096))
-        await until(lambda: len([line for line in process.log if line["event"] == "request"]) == 3)
+        await until(lambda: sum(line["event"] == "request" for line in process.log) == 3, timeout_s=100)
         process.terminate()
         assert await process.exit_status(15) == 0
 
@@ -129,9 +171,9 @@ async def test_second_signal_ends_streams_at_once(spawn: Spawn):
 
 async def test_engine_death_ends_the_process(spawn: Spawn):
     """When the engine dies, every stream is told, and the process exits with 3 for its supervisor."""
-    process = await spawn("rate=100,tokens=1000,fault=die,fault_after=20")
+    process = await spawn("rate=20,tokens=1000,fault=die,fault_after=20")
     port = await process.ready()
-    streams = [await open_stream(port, chat()) for _ in range(3)]
+    streams = await asyncio.gather(*(open_stream(port, chat()) for _ in range(3)))
     transcripts = await asyncio.gather(*(stream.to_end() for stream in streams))
     for stream, transcript in zip(streams, transcripts, strict=True):
         stream.connection.close()

@@ -8,7 +8,8 @@ import dataclasses
 import pytest
 
 from app.engine.scripted.engine import Script, scripted_text
-from tests.support.servers import Serve, chat
+from tests.support.screens import speaking
+from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import open_stream, until
 
 SMALL = 4096
@@ -26,9 +27,15 @@ def buffered_bytes(served) -> int:
     return sum(p.transport.get_write_buffer_size() for p in served.connections)
 
 
+def drop_stalled(served: Served) -> None:
+    """Have the time over that clients may stall: until now it is longer than any machine takes."""
+    streams = served.runtime.streams
+    streams._settings = dataclasses.replace(streams._settings, stall_timeout_s=0.1)
+
+
 async def test_stalled_client_is_dropped_and_slows_nobody(serve: Serve):
     """A client that never reads holds bounded memory and is cut; generation and other readers go on."""
-    served = await serve(LONG, send_buffer_bytes=SMALL, stall_timeout_s=4)
+    served = await serve(LONG, send_buffer_bytes=SMALL, stall_timeout_s=60)
     async with await served.open(chat(), receive_buffer_bytes=SMALL) as stalled:
         async with await served.open(stream_id=stalled.id) as other:
             transcript = await other.to_end()
@@ -37,9 +44,10 @@ async def test_stalled_client_is_dropped_and_slows_nobody(serve: Serve):
         assert stream.done
         assert len(stream.readers) == 1, "the client must still stall for this test to say anything"
         assert buffered_bytes(served) < 512 * 1024
-        await until(lambda: not stream.readers, timeout_s=6)
+        drop_stalled(served)
+        await until(lambda: not stream.readers)
         assert len(served.logged("reader_stalled")) == 1
-        assert not served.connections
+        await until(lambda: not served.connections)
 
 
 async def test_stalled_client_that_left_frees_the_generation(serve: Serve):
@@ -63,13 +71,14 @@ async def test_client_that_stalls_at_the_end_is_dropped(serve: Serve):
 
 async def test_stalled_reader_of_a_forgotten_stream_is_dropped(serve: Serve):
     """Retention may end while a client stalls; it is dropped all the same."""
-    served = await serve(LONG, send_buffer_bytes=SMALL, stall_timeout_s=1, retention_s=0)
+    served = await serve(LONG, send_buffer_bytes=SMALL, stall_timeout_s=60, retention_s=0)
     async with await served.open(chat(), receive_buffer_bytes=SMALL) as stalled:
         stream = served.stream(stalled.id)
         await stream.ended()
         await until(lambda: not served.runtime.streams._streams)
         assert stream.readers
-        await until(lambda: not stream.readers, timeout_s=6)
+        drop_stalled(served)
+        await until(lambda: not stream.readers)
 
 
 async def test_slow_client_gets_coalesced_frames_and_no_gap(serve: Serve):
@@ -86,26 +95,40 @@ async def test_slow_client_gets_coalesced_frames_and_no_gap(serve: Serve):
 
 async def test_slow_but_reading_client_is_not_dropped(serve: Serve):
     """A client that reads little by little, for longer than the stall timeout, keeps its stream."""
-    served = await serve(Script(tokens=3000), send_buffer_bytes=SMALL, stall_timeout_s=0.5)
+    answer = " ".join(["w" * 50_000] * 100)
+    served = await serve(
+        send_buffer_bytes=SMALL, engine_type=speaking(answer), stream_bytes=10**7, stall_timeout_s=60
+    )
+    streams, now_s, looks = served.runtime.streams, asyncio.get_running_loop().time(), 0
+    await streams.aclose()  # its ticker: here 50 s pass between any two writes
     async with await served.open(chat(), receive_buffer_bytes=SMALL) as slow:
-        async for _ in slow.events():
-            if slow.transcript.num_events % 40 == 0:
-                await asyncio.sleep(0.02)
-    assert slow.transcript.content() == "".join(scripted_text(0, 0, 3000))
+        stream = served.stream(slow.id)
+        [protocol], [reader], cursor = served.connections, stream.readers, 0
+        while not slow.transcript.done:
+            for event in slow.parser.feed(await anext(slow._pieces)):
+                slow.transcript.add(event)
+            if reader.cursor > cursor and reader.stalling:
+                cursor, now_s, looks = reader.cursor, now_s + 50, looks + 1
+                streams._look_after(stream, now_s)
+        assert slow.transcript.content() == answer
+        assert looks > 5, "the client must lag for this test to say anything"
+        assert protocol._stall_timer is None
     assert not served.logged("reader_stalled")
 
 
 @pytest.mark.parametrize("readers", [1, 5])
 async def test_lagging_reader_is_told_what_it_lost(serve: Serve, readers: int):
     """A client that lags beyond the ring gets an error event, not a gap."""
-    # Time for all to join before the first token leaves the ring.
-    script = dataclasses.replace(LONG, prefill_s=1)
+    # All join before the first token.
+    script = dataclasses.replace(LONG, prefill_s=60)
     served = await serve(script, send_buffer_bytes=SMALL, stream_bytes=8192)
     first = await served.open(chat(), receive_buffer_bytes=SMALL)
     joined = [
         await open_stream(served.port, stream_id=first.id, receive_buffer_bytes=SMALL)
         for _ in range(readers - 1)
     ]
+    [run] = served.engine._runs.values()
+    run.wake()
     await served.stream(first.id).ended()
     assert served.stream(first.id).nbytes <= 8192
     for stream in (first, *joined):

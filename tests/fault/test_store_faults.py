@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from app.engine.scripted.engine import Script, scripted_text
+from app.engine.scripted.engine import Script, ScriptedEngine, scripted_text
+from app.engine.scripted.service import Run
 from app.store import indexing, ledger
 from app.store.database import FILE_NAME
 from app.store.usage import differences
@@ -36,19 +37,34 @@ SLOW = 150
 LONG = "a letter that needs pages of its own " * 500
 
 
+class Paced(ScriptedEngine):
+    """Keeps its scripts' rates until it is told to hurry: what a test does meanwhile has its time."""
+
+    hurried = False
+
+    async def _pause(self, run: Run, duration_s: float) -> None:
+        await super()._pause(run, 0.0 if self.hurried else duration_s)
+
+
+def hurry(served: Served) -> None:
+    """Have all answers come at once from now on."""
+    assert isinstance(served.engine, Paced)
+    served.engine.hurried = True
+
+
 def by_first_word(request: Any) -> Script:
     """`slow` lasts, `lengthy` needs pages, `endless` goes on, anything else is 20 tokens at once."""
     word = request.body["messages"][-1]["content"].split()[0]
     return {
-        "slow": Script(rate=100, tokens=SLOW),
-        "lengthy": Script(rate=4000, tokens=4000),
+        "slow": Script(rate=30, tokens=SLOW),
+        "lengthy": Script(rate=400, tokens=4000),
         "endless": Script(rate=200, tokens=1_000_000),
     }.get(word, Script(tokens=20))
 
 
 async def begin(serve: Serve, *, unit_s: float = 10.0, stream_s: float = 10.0, **settings: Any) -> Served:
     """A server that checkpoints often; how long units and streams wait for a store that is stuck."""
-    served = await serve(by_first_word, **settings)
+    served = await serve(by_first_word, engine_type=Paced, **settings)
     await checkpoint_often(served, unit_s=unit_s, stream_s=stream_s)
     return served
 
@@ -127,6 +143,7 @@ async def test_disk_full_refuses_new_requests(serve: Serve, streaming: bool):
             await check_refused(served, chat(LONG, stream=streaming))
         assert served.running == 1
         await free_disk(served)
+        hurry(served)
         transcript = await stream.to_end()
     assert not transcript.errors
     await check_serves(served)
@@ -173,6 +190,7 @@ async def test_disk_full_for_a_while_is_not_noticed(serve: Serve):
         await fill_disk(served)
         await failing(served)
         await free_disk(served)
+        hurry(served)
         transcript = await stream.to_end()
     text = "".join(scripted_text(0, 0, SLOW))
     assert (transcript.content(), transcript.errors) == (text, [])
@@ -190,6 +208,7 @@ async def test_an_answer_that_ends_on_a_full_disk_is_kept(serve: Serve):
     async with await served.open(chat("lengthy")) as stream:
         await stream.read_events(10)
         await fill_disk(served)
+        hurry(served)
         transcript = await stream.to_end()
     text = "".join(scripted_text(0, 0, 4000))
     assert transcript.content() == text
@@ -211,6 +230,7 @@ async def test_what_could_not_be_settled_is_settled_at_the_next_start(serve: Ser
     async with await served.open(chat("lengthy")) as stream:
         await stream.read_events(20)
         await fill_disk(served)
+        hurry(served)
         await stream.to_end()
     await served.close()
     assert rows(data_dir)[stream.id]["state"] == "reserved"
@@ -232,7 +252,7 @@ def _let_files_grow(process: ServerProcess, limit_bytes: int) -> None:
 
 async def test_a_disk_that_refuses_writes(spawn: Spawn, tmp_path: Path):
     """Writes that the system itself fails: 503, then service again, with the stream begun before unharmed."""
-    process = await spawn("rate=50,tokens=150", "--data-dir", "data")
+    process = await spawn("rate=30,tokens=150", "--data-dir", "data")
     port = await process.ready()
     async with await open_stream(port, chat()) as stream:
         await stream.read_events(10)
@@ -266,6 +286,7 @@ async def test_a_long_reader_holds_up_nobody(serve: Serve):
         assert other.execute("SELECT count(*) FROM requests").fetchone() == (0,)
         bodies = [chat("slow"), *(chat(LONG) for _ in range(20))]
         streams = [await served.open(body) for body in bodies]
+        hurry(served)
         transcripts = await asyncio.gather(*(stream.to_end() for stream in streams))
         assert not any(transcript.errors for transcript in transcripts)
         assert other.execute("SELECT count(*) FROM requests").fetchone() == (0,)
@@ -293,6 +314,7 @@ async def test_a_short_lock_is_waited_for(serve: Serve):
         assert not any(task.done() for task in waiting)
         other.execute("ROLLBACK")
     assert [(await task).status for task in waiting] == [200, 200]
+    hurry(served)
     for stream in streams:
         transcript = await stream.to_end()
         assert (transcript.content(), transcript.errors) == ("".join(scripted_text(0, 0, SLOW)), [])
@@ -312,6 +334,7 @@ async def test_a_lock_that_outlasts_units_refuses_new_requests(serve: Serve):
             await check_refused(served, chat())
             await stream.read_events(5)
             other.execute("ROLLBACK")
+        hurry(served)
         transcript = await stream.to_end()
     assert (transcript.content(), transcript.errors) == ("".join(scripted_text(0, 0, SLOW)), [])
     await check_serves(served)
@@ -366,6 +389,7 @@ async def test_the_clock_steps_back(serve: Serve, monkeypatch: pytest.MonkeyPatc
     async with await served.open(chat("slow")) as stream:
         await stream.read_events(5)
         offset_s = -2 * 86_400
+        hurry(served)
         assert not (await stream.to_end()).errors
     ids.insert(0, stream.head.headers["x-conversation-id"])
     ids.insert(0, await ask())
@@ -404,6 +428,7 @@ async def test_a_settlement_that_is_faulty_harms_no_other(serve: Serve, monkeypa
         assert transcript.done
         await until(lambda: served.logged("settlement_broke"))
         assert not served.runtime.journal.num_unsettled
+        hurry(served)
         assert not (await other.to_end()).errors
     assert rows(data_dir)[other.id]["state"] == "settled"
     assert rows(data_dir)[stream.id]["state"] == "reserved"
@@ -495,7 +520,8 @@ async def test_a_start_on_a_full_disk_is_refused(spawn: Spawn, tmp_path: Path, l
     async with await open_stream(port, chat()) as stream:
         reading = asyncio.create_task(stream.to_end())
         with outside(data_dir) as c:
-            await until(lambda: c.execute("SELECT sum(length(slice)) > 60000 FROM events").fetchone()[0])
+            large = "SELECT sum(length(slice)) > 60000 FROM events"
+            await until(lambda: c.execute(large).fetchone()[0], timeout_s=40)
         process.process.kill()
         await process.exit_status()
         await asyncio.wait([reading])

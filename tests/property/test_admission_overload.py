@@ -175,7 +175,6 @@ def seen_by(rate_per_s: float, keys: int, clients: int = 0) -> list[Seen]:
     return results
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("keys", [4, 50])
 def test_goodput_of_clients_that_just_come(keys: int) -> None:
     """Five times what the node serves in time: nine tenths of that are served in time, waiting included.

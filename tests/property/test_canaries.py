@@ -39,7 +39,7 @@ from tests.support.screens import (
     policy_file,
 )
 from tests.support.servers import Serve, Served, chat
-from tests.support.sse_client import Transcript, fetch, open_stream, until
+from tests.support.sse_client import Transcript, fetch, open_stream
 
 SEEDS = int(os.environ.get("CANARY_SEEDS", "2000"))
 TIMED_SEEDS = 200
@@ -336,7 +336,7 @@ async def run_all(served: Served, plans: Sequence[Plan]) -> dict[str, Plan]:
         batch = plans[start : start + AT_ONCE]
         ids = await asyncio.gather(*(run(served, plan) for plan in batch))
         by_id |= zip(ids, batch, strict=True)
-    await until(lambda: not served.live() and served.runtime.database.queue_depth == 0)
+    await served.settled()
     return by_id
 
 

@@ -78,8 +78,7 @@ def answer_of(data_dir: Path, request_id: str) -> tuple[str, str]:
 
 async def check_books(served: Served) -> None:
     """The file is sound, no request is open, and rows and daily sums say the same."""
-    journal, streams = served.runtime.journal, served.runtime.streams
-    await until(lambda: not journal.num_unsettled and not streams.num_live)
+    await served.settled()
     with outside(served.runtime.settings.data_dir) as c:
         assert c.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert c.execute("PRAGMA foreign_key_check").fetchall() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from app.core import ChatRequest, Counts, Delta, Engine, ModelCard, Prompt
+from app.engine.child_server import reserve_port
 from app.engine.continuation import TextRules
 from app.engine.http.engine import RemoteEngine
 from app.engine.http.model import Facts
@@ -48,6 +50,10 @@ class FalseServer:
 
     async def start(self) -> FalseServer:
         """Listen, on the same port as before if there was one."""
+        if not self.port:  # kept while it is stopped: nobody else gets the port
+            reserved = reserve_port()
+            weakref.finalize(self, reserved.close)
+            self.port = reserved.getsockname()[1]
         app = web.Application()
         app.router.add_get("/model_info", self._model_info)
         app.router.add_get("/server_info", self._server_info)
@@ -59,7 +65,6 @@ class FalseServer:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()
-        self.port = site._server.sockets[0].getsockname()[1]
         return self
 
     async def stop(self) -> None:
@@ -215,6 +220,12 @@ class PlainModel:
 
     def tokenizer_json(self) -> None:
         return None
+
+
+async def all_read() -> None:
+    """Have a client that shares the loop read all that was sent: turns of the loop, however slow."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 def once(fault: Fault) -> Fault:

@@ -31,6 +31,8 @@ from tests.support.preloaded import ForkedProcess, Preloaded
 from tests.support.sse_client import Response, Stream, fetch, open_stream, until
 
 ROOT = Path(__file__).parents[2]
+WAIT_S = 100.0
+"""The longest that a process may take for anything here: less than pytest gives a test."""
 
 MakeScript = Script | Callable[[ChatRequest], Script]
 
@@ -91,6 +93,17 @@ class Served:
     def live(self) -> list[TokenStream]:
         """Streams whose generation has not ended."""
         return list(self.runtime.streams._live.values())
+
+    async def settled(self) -> None:
+        """Wait until nothing is generated, and the store has all that follows from it.
+
+        The settlement of a refused or failed answer is queued once its reservation is committed: between the
+        two the store's queue is empty.
+        """
+        journal, database = self.runtime.journal, self.runtime.database
+        await until(
+            lambda: not (self.live() or journal._settling or journal.num_unsettled or database.queue_depth)
+        )
 
     async def post(self, body: Any, **headers: str) -> Response:
         """POST a chat request and read the whole response."""
@@ -200,7 +213,7 @@ class ServerProcess:
         async with self._arrived:
             self._arrived.notify_all()
 
-    async def logged(self, event: str, timeout_s: float = 20.0) -> dict[str, Any]:
+    async def logged(self, event: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
         """Wait for a log line of that event and return it."""
 
         def found() -> dict[str, Any] | None:
@@ -212,20 +225,20 @@ class ServerProcess:
         assert line is not None, f"no {event!r} in the log: {self.log} {self.noise}"
         return line
 
-    async def port(self, timeout_s: float = 20.0) -> int:
+    async def port(self, timeout_s: float = WAIT_S) -> int:
         """The port it listens on, once it does."""
         return int((await self.logged("listening", timeout_s))["url"].rpartition(":")[2])
 
-    async def ready(self, timeout_s: float = 20.0) -> int:
+    async def ready(self, timeout_s: float = WAIT_S) -> int:
         """The port, once requests are served."""
         await self.logged("ready", timeout_s)
-        return await self.port()
+        return await self.port(timeout_s)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
 
-    async def exit_status(self, timeout_s: float = 20.0) -> int:
+    async def exit_status(self, timeout_s: float = WAIT_S) -> int:
         """Wait for the process to end."""
         async with asyncio.timeout(timeout_s):
             status = await self.process.wait()

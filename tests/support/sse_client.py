@@ -18,7 +18,7 @@ from typing import Any, Self
 READ_BYTES = 65536
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 10.0, every_s: float = 0.002) -> Any:
+async def until(condition: Callable[[], Any], timeout_s: float = 30.0, every_s: float = 0.002) -> Any:
     """Wait for `condition()` to be true and return it. Raises AssertionError after `timeout_s`."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Self
 
-ROOT = Path(__file__).parents[2]
+from tests.support.servers import ROOT, WAIT_S
+
 _ON_TERMINAL = (
     "import os, sys; os.close(os.open(os.ttyname(0), os.O_RDWR));"
     " os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -46,7 +47,7 @@ class Terminal:
         os.close(theirs)
         os.set_blocking(self._ours, False)
 
-    async def expect(self, text: str, timeout_s: float = 40.0) -> str:
+    async def expect(self, text: str, timeout_s: float = WAIT_S) -> str:
         """Wait until the text is shown, behind what was expected before; gives what stands between."""
         async with asyncio.timeout(timeout_s):
             while (found := self.shown.find(text, self._seen)) < 0:
@@ -66,7 +67,7 @@ class Terminal:
 
     async def exit_status(self) -> int:
         """Read to the end; gives the exit status."""
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(WAIT_S):
             while await self._read():
                 pass
         return self._process.wait(20)
@@ -131,7 +132,7 @@ class Piped:
     async def read_words(self, count: int) -> None:
         """Read until it has written that many words."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(WAIT_S):
             while len(self.out.split()) < count:
                 data = await self.process.stdout.read(4096)
                 assert data, self.out
@@ -139,7 +140,7 @@ class Piped:
 
     async def ended(self) -> tuple[int, str, str]:
         """Exit status, standard output and standard error, once it has ended."""
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(WAIT_S):
             out, err = await self.process.communicate()
         assert self.process.returncode is not None
         return self.process.returncode, (self.out + out).decode(), err.decode()

@@ -56,7 +56,6 @@ async def scripted_servers(
         await server.close()
 
 
-@pytest.mark.timeout(180)  # large bodies on a busy machine
 @named("scripted")
 async def test_request_of_the_corpus(scripted_servers: dict[bool, ServerProcess], case: Case):
     """All that the case says holds, after all the cases before it."""

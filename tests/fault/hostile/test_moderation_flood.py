@@ -16,7 +16,6 @@ from tests.support.clocks import unhindered_s
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Connection, Response, until
 
-pytestmark = pytest.mark.timeout(120)
 MODERATIONS = "/v1/moderations"
 WORDS = "please tell me how one would go about the baking of bread number "
 SOON_S = 15.0
@@ -133,7 +132,7 @@ async def test_a_callers_line_is_bounded(serve: Serve):
     flooding = [await start(served, long_text(9), ann)]
     await until(lambda: num_begun(served) == 1)
     flooding += [await start(served, f"{WORDS * 80}{number}", ann) for number in range(MAX_WAITING - 1)]
-    await until(lambda: num_begun(served) == MAX_WAITING)
+    await until(lambda: num_begun(served) == MAX_WAITING, timeout_s=60)
     answer = await served.call("POST", MODERATIONS, {"input": "daisy"}, **ann)
     assert answer.refusal() == (429, "rate_limit_exceeded", None)
     assert int(answer.headers["retry-after"]) >= 1

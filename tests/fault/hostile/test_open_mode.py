@@ -124,7 +124,6 @@ async def test_what_forwards_without_a_sign_is_local(serve: Serve):
     assert "Everything else that arrives on the port is local" in rule
 
 
-@pytest.mark.timeout(60)
 async def test_ordinary_clients_are_local(spawn: Spawn):
     """curl, OpenAI's SDK and the container's health check need no key in open mode."""
     port = await (await spawn("tokens=3")).ready()
@@ -157,6 +156,8 @@ async def test_readiness_tells_details_to_admins_alone(serve: Serve):
 async def test_a_flood_without_a_key_is_a_few_lines(serve: Serve):
     """Refusals of nobody known are logged ten times a second, and the others counted; a key's are lines."""
     served = await serve(Script(), api_key="k")
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     async with await Connection.to(served.port) as connection:
         for number in range(300):
             path = "/v1/models" if number % 2 else "/nowhere"
@@ -166,7 +167,7 @@ async def test_a_flood_without_a_key_is_a_few_lines(serve: Serve):
         assert (await connection.response()).status == 400
     unnamed = [line for line in served.logged("refused") if line["status"] != 400]
     assert len(served.logged("refused")) - len(unnamed) == 1
-    assert len(unnamed) < 100
+    assert len(unnamed) <= 10 * (loop.time() - began_s + 2)
     await until(lambda: len(unnamed) + sum(line["requests"] for line in served.logged("refused_more")) == 300)
     assert set(served.logged("refused_more")[0]["errors"]) == {"missing_api_key", "route_not_found"}
 

@@ -196,7 +196,6 @@ async def test_the_operators_export_of_a_hostile_store_ends(spawn: Spawn, tmp_pa
         assert b"kept" in done.stdout
 
 
-@pytest.mark.timeout(120)
 async def test_a_huge_conversation_is_shown_page_by_page_and_no_turn_continues_it(serve: Serve):
     """A hundred thousand messages: the view and the exports are whole, the next turn is refused by name."""
     served = await serve()
