@@ -2,8 +2,10 @@
 
 import os
 import sys
+from pathlib import Path
 
-from app.cli.main import main
+EXIT_INTERRUPTED = 130
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def run() -> None:
@@ -14,10 +16,23 @@ def run() -> None:
     """
     # The encoder's products are small: split over cores they take six times the CPU, from the engine.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported, which is later
-    status = main()
+    _open_closed_streams()
+    try:
+        from app.cli.main import main  # takes its time, in which Ctrl-C is no error either
+
+        status = main()
+    except KeyboardInterrupt:
+        os._exit(EXIT_INTERRUPTED)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _open_closed_streams() -> None:
+    """Have standard streams that were closed, as by `>&-`, lead to nowhere."""
+    for name, mode in _STREAMS:
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - until the end
 
 
 if __name__ == "__main__":

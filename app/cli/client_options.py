@@ -48,10 +48,12 @@ class Refused(Exception):
         self.error: dict[str, Any] = error if isinstance(error, dict) else {}
         self.code = str(self.error.get("code") or f"http_{status}")
         self.message = str(self.error.get("message") or f"The server answered {status}.")
+        if status < 400:
+            self.message = f"--url leads elsewhere, to {headers.get('location')}; name that server."
         if self.code == "missing_api_key":
             self.message = "The server asks for an API key."  # its own words are for programs
         after = headers.get("retry-after", "")
-        may_retry = after.isdigit() and headers.get("x-should-retry") != "false"
+        may_retry = after.isdecimal() and headers.get("x-should-retry") != "false"
         self.retry_after_s = int(after) if may_retry else None
         super().__init__(f"{printable(self.message)} ({printable(self.code)}){self._advice()}")
 
@@ -94,7 +96,7 @@ class Server:
         return cls(url.rstrip("/"), _key(args.api_key_file))
 
     def call(self, method: str, path: str, body: Any = None, *, timeout_s: float = TIMEOUT_S) -> Any:
-        """The JSON of an answer; None if it has no body. Raises Unreachable, Unreadable, Refused."""
+        """The JSON object of an answer. Raises Unreachable, Unreadable, Refused."""
         response = self.open(method, path, body, timeout_s=timeout_s)
         try:
             return parse(response.read(_MAX_ANSWER_BYTES))
@@ -127,33 +129,36 @@ class Server:
             connection.connect()
         except ConnectionRefusedError as exc:
             raise NoServer(_start_one(self.url)) from exc
-        except OSError as exc:
+        except (OSError, UnicodeError) as exc:  # a name that cannot be one of a host
             raise NoServer(f"{self.url} cannot be reached: {_reason(exc)}.") from exc
         try:
             connection.sock.settimeout(timeout_s)
             connection.request(method, parts.path + path, content, sent)
             response = connection.getresponse()
-        except (OSError, http.client.HTTPException) as exc:
+        except (OSError, http.client.HTTPException, UnicodeError) as exc:
             connection.close()
             raise Unreachable(f"{self.url} cannot be reached: {_reason(exc)}.") from exc
-        if response.status >= 400:
+        if response.status >= 300:
             raise _refusal(response)
         return response
 
 
-def parse(raw: bytes) -> Any:
-    """The JSON of a body, or None. Raises Unreadable."""
+def parse(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a body. Raises Unreadable."""
     try:
-        return json.loads(raw) if raw else None
-    except ValueError as exc:
+        answer = json.loads(raw)
+    except (ValueError, RecursionError) as exc:
         raise Unreadable from exc
+    if not isinstance(answer, dict) or not answer:
+        raise Unreadable
+    return answer
 
 
 def _refusal(response: http.client.HTTPResponse) -> Refused:
     with response:
         try:
             body = json.loads(response.read(_MAX_ANSWER_BYTES))
-        except (OSError, http.client.HTTPException, ValueError):
+        except (OSError, http.client.HTTPException, ValueError, RecursionError):
             body = {}
     headers = {name.lower(): value for name, value in response.getheaders()}
     return Refused(response.status, body if isinstance(body, dict) else {}, headers)

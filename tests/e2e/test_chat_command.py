@@ -226,3 +226,20 @@ async def test_the_last_conversation_goes_on_with_its_running_answer(serve: Serv
         chat.type("\x04")
         assert await chat.exit_status() == 0
     assert chat.shown.count(BEGUN) == 1
+
+
+async def test_a_question_with_a_nul_is_opened_and_edited(serve: Serve, tmp_path: Path):
+    """An API's client may have sent one, which no line of a terminal can hold."""
+    served = await serve(script(200, tokens=8))
+    messages = [{"role": "user", "content": "a\0b\x1b]0;x"}, {"role": "assistant", "content": "c"}]
+    assert (await served.call("POST", "/api/conversations", {"messages": messages})).status == 201
+    async with Terminal(*at(served.port), "--continue", cwd=tmp_path) as chat:
+        await chat.expect("> ab]0;x")
+        await chat.expect("\n> ")
+        chat.line("/edit")
+        await chat.expect("ab")
+        chat.line("\x15changed")  # deletes the line
+        await chat.expect("8 out")
+        chat.line("/quit")
+        assert await chat.exit_status() == 0
+    assert [content for role, _, content in await statuses(served.port) if role == "user"][1] == "changed"

@@ -277,14 +277,16 @@ async def test_the_client_s_secret_goes_to_the_token_endpoint_alone(serve: Serve
         ({"oidc_client_secret": "s:ü"}, None),
         ({"oidc_client_secret": "s:ü"}, ["client_secret_post"]),
         ({}, ["none"]),
+        ({"oidc_client_secret": "s:ü"}, "null"),
     ):
-        issuer.metadata = {} if methods is None else {"token_endpoint_auth_methods_supported": methods}
+        sent = None if methods == "null" else methods  # some issuers write what they do not say as null
+        issuer.metadata = {} if methods is None else {"token_endpoint_auth_methods_supported": sent}
         served = await serve_people(serve, issuer, **settings)
         assert (await sign_in(served, str(methods) + str(settings))).status == 200
         assert "s:ü" not in json.dumps(served.log, default=str)
     basic = base64.b64encode(b"tokenring:s%3A%C3%BC").decode()
-    assert issuer.authorizations == [f"Basic {basic}", "", ""]
-    assert [form.get("client_secret") for form in issuer.forms] == [None, "s:ü", None]
+    assert issuer.authorizations == [f"Basic {basic}", "", "", f"Basic {basic}"]
+    assert [form.get("client_secret") for form in issuer.forms] == [None, "s:ü", None, None]
     assert all(form["code_verifier"] == "v" * 43 for form in issuer.forms)
 
 

@@ -76,6 +76,16 @@ async def test_a_person_whom_the_proxy_names_is_an_owner(serve: Serve):
     assert [group["key"] for group in usage.json()["groups"]] == [listed[0]["id"]]
 
 
+async def test_spaces_around_a_name_are_none_of_it(serve: Serve):
+    """RFC 9110, section 5.5: the parser leaves those behind a value, which would make another owner."""
+    served = await serve(Script(tokens=1), api_key="root", **USER)
+    for name in ("ann", " ann", "ann ", "\tann \t"):
+        assert (await served.call("GET", LIST, x_forwarded_email=name)).status == 200
+    listed = (await served.call("GET", "/api/admin/keys", authorization="Bearer root")).json()["data"]
+    assert [key["name"] for key in listed] == ["ann"]
+    assert (await served.call("GET", LIST, x_forwarded_email="  ")).status == 401, "nobody is named"
+
+
 async def test_an_admin_ends_a_person_s_access(serve: Serve):
     """A revoked key of theirs refuses every request; an expired one too, until it is taken back."""
     served = await serve(Script(tokens=1), api_key="root", **USER)

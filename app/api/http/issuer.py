@@ -131,8 +131,8 @@ class Issuer:
             "code_verifier": verifier,
         }
         headers = {}
-        methods = metadata.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
-        if self._secret and "client_secret_basic" in methods:
+        methods = metadata.get("token_endpoint_auth_methods_supported")
+        if self._secret and (not isinstance(methods, list) or "client_secret_basic" in methods):
             pair = (
                 f"{quote(self.client_id, safe='')}:{quote(self._secret, safe='')}"  # RFC 6749, section 2.3.1
             )

@@ -204,7 +204,7 @@ class AnswerStream:
                 elif name == b"data":
                     self._is_in_contact()
                     yield from self.answer.take(event_id, value)
-            except (ValueError, KeyError, TypeError) as exc:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
                 raise Unreadable from exc
 
     def _is_in_contact(self) -> None:

@@ -105,7 +105,7 @@ class Session:
         if readline is not None:
             for message in line:
                 if message["role"] == "user":
-                    readline.add_history(text_of(message))
+                    readline.add_history(_typed(text_of(message)))
         running = line.pop() if line and line[-1]["status"] == "in_progress" else None
         question = conversation.last_question(line)
         self._print(line[line.index(question) :] if question else line[-1:])
@@ -234,10 +234,15 @@ def model_names(server: Server) -> list[str]:
     return [model["id"] for model in server.call("GET", "/api/models")["data"]]
 
 
+def _typed(text: str) -> str:
+    """The text as readline takes it: a C string, without NUL."""
+    return text.replace("\0", "")
+
+
 def _read(prompt: str, text: str = "") -> str:
     """A line, or what stands between two fences; `text` is there to be changed. Raises EOFError."""
     if readline is not None:
-        readline.set_startup_hook(lambda: readline.insert_text(text))
+        readline.set_startup_hook(lambda: readline.insert_text(_typed(text)))
     try:
         line = input(prompt)
     finally:

@@ -155,6 +155,40 @@ def test_markdown_in_pieces_is_the_same_as_whole(page: Page):
     assert not differing, "\n".join(map(repr, differing))
 
 
+def test_what_no_markdown_reader_can_nest_is_shown_as_it_is(page: Page):
+    """A model that repeats a quote or a number for ever: its text is there, streamed and whole."""
+    wrong = module_of(
+        page,
+        "js/chat/markdown.js",
+        """({ MarkdownView }, texts) => texts.filter((text) => {
+            const element = document.createElement("div");
+            const view = new MarkdownView(element);
+            const isShown = () => element.textContent === text;
+            view.draw("**so**\\n\\n", false);
+            view.draw(text.slice(0, -9), false);
+            view.draw(text, false);
+            const streamed = isShown();
+            view.draw(text, true);
+            const whole = isShown();
+            view.draw("**short**", true);
+            return !(streamed && whole && element.innerHTML.includes("<strong>short</strong>"));
+        })""",
+        ["> " * 20_000, "1. " * 20_000],
+    )
+    assert wrong == []
+
+
+def test_settings_that_this_browser_keeps_wrongly_are_none(page: Page):
+    """Written by another version or another program: the console works, and asks without them."""
+    for kept in ("{", "null", '{"system": null, "temperature": 7, "model": ["x"]}'):
+        page.evaluate("kept => localStorage.setItem('tokenring.chat', kept)", kept)
+        page.reload()
+        ask(page, f"with {len(kept)}")
+        expect(answers(page)).to_contain_text(f"with {len(kept)}")
+        wait_for_end(page)
+        page.goto(page.url.partition("#")[0])
+
+
 def test_markup_in_answers_questions_and_titles_runs_nowhere(page: Page):
     """Scripts, handlers, frames and styles are text; a link leads to the web only, and says nothing of us."""
     ask(page, HOSTILE)

@@ -112,10 +112,9 @@ def test_where_no_server_is_the_error_says_how_to_start_one():
 
 
 def test_an_answer_is_its_json_and_the_key_is_sent(url: str):
-    """An answer without a body is None."""
+    """One request, on a connection of its own."""
     Scripted.answers["/200"] = {}, b'{"ok": true}'
     assert Server(url).call("GET", "/200") == {"ok": True}
-    assert Server(url).call("GET", "/204") is None
     assert Server(url, "tr-1").open("GET", "/204").headers["X-Key"] == "Bearer tr-1"
 
 
@@ -151,3 +150,33 @@ def test_what_is_no_tokenring_is_an_error(path: str, url: str):
     Scripted.answers[path] = {}, b"<html>"
     with pytest.raises((Unreadable, Refused), match=r"is not Tokenring|The server answered 502"):
         Server(url).call("GET", path)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"null", b'"x"', b"7", b"[" * 100_000])
+def test_json_of_another_program_is_an_error(body: bytes, url: str):
+    """Every answer that a command reads is an object with something in it."""
+    Scripted.answers["/200"] = {}, body
+    with pytest.raises(Unreadable):
+        Server(url).call("GET", "/200")
+
+
+def test_a_redirect_names_where_the_server_is(url: str):
+    """As a proxy sends who asked it without TLS; it is not followed, as the key would go along."""
+    Scripted.answers["/301"] = {"Location": "https://chat.example.org/"}, b""
+    with pytest.raises(Refused, match="leads elsewhere, to https://chat"):
+        Server(url).call("GET", "/301")
+
+
+def test_an_address_that_cannot_be_is_not_reached(url: str):
+    """A host's name has labels of 1 to 63 letters, and a path no other letters than ASCII's."""
+    for address in ("http://a..b", f"http://{'a' * 64}.example", f"{url}/ä"):
+        with pytest.raises(Unreachable, match="cannot be reached"):
+            Server(address).call("GET", "/200")
+
+
+def test_a_retry_after_that_is_no_number_is_none(url: str):
+    """`isdigit` takes a superscript, which `int` does not."""
+    Scripted.answers["/503"] = {"Retry-After": "\u00b2"}, b""
+    with pytest.raises(Refused) as refused:
+        Server(url).call("GET", "/503")
+    assert refused.value.retry_after_s is None

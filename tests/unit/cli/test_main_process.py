@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
 from app import __main__ as entry
+from app.cli import main as command_line
+from tests.support.servers import ROOT
 
 
 @pytest.mark.parametrize(("own", "used"), [(None, "1"), ("4", "4")])
@@ -21,7 +25,34 @@ def test_a_matrix_product_takes_one_core(monkeypatch: pytest.MonkeyPatch, own: s
         seen.append(os.environ.get("OPENBLAS_NUM_THREADS"))
         return 0
 
-    monkeypatch.setattr(entry, "main", main)
+    monkeypatch.setattr(command_line, "main", main)
     monkeypatch.setattr(os, "_exit", seen.append)
     entry.run()
     assert seen == [used, 0]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_as_good_as_none(closed: str):
+    """As a script or a service manager may leave them: nothing is shown, and nothing fails."""
+    command = f"exec {sys.executable} -m app top --url http://127.0.0.1:1 {closed}"
+    ended = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+
+
+def test_ctrl_c_while_modules_are_imported_is_no_error(monkeypatch: pytest.MonkeyPatch):
+    """The first second of a command is its imports."""
+    ended: list[int] = []
+
+    def end(status: int) -> None:
+        ended.append(status)
+        raise SystemExit
+
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "main", interrupted)
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(SystemExit):
+        entry.run()
+    assert ended == [130]

@@ -215,7 +215,15 @@ def test_an_answer_whose_end_was_seen_has_no_more_events():
 
 
 @pytest.mark.parametrize(
-    "body", [b"data: <html>\n", b"id: x\n", b'data: {"choices": [{}]}\n', b'data: {"choices": 1}\n']
+    "body",
+    [
+        b"data: <html>\n",
+        b"id: x\n",
+        b'data: {"choices": [{}]}\n',
+        b'data: {"choices": 1}\n',
+        b"data: [1]\n",
+        b'data: {"budget": "x"}\n',
+    ],
 )
 def test_events_that_no_server_of_ours_sends_are_an_error(body: bytes):
     """They are not asked for again and again."""

@@ -66,10 +66,32 @@ export class MarkdownView {
     this.offset = 0; // characters of blocks that do not change any more
     this.finished = 0; // the number of those blocks
     this.fence = null; // the code block that is open: {node, from, close, seen}
+    this.plain = null; // shows all of it as it is
   }
 
   // Draws `text`, which begins with what was drawn; `whole` says that nothing follows.
   draw(text, whole) {
+    if (this.plain && !whole && text.startsWith(this.text)) return void (this.plain.textContent = text);
+    if (this.plain) this.element.replaceChildren();
+    this.plain = null;
+    try {
+      this.drawBlocks(text, whole);
+    } catch (error) {
+      if (!(error instanceof RangeError)) throw error;
+      this.drawPlain(text); // thousands of quotes or lists within each other overflow the stack
+    }
+  }
+
+  drawPlain(text) {
+    this.plain = Object.assign(document.createElement("p"), { className: "raw", dir: "auto", textContent: text });
+    this.element.replaceChildren(this.plain);
+    this.blocks = [];
+    this.offset = this.finished = 0;
+    this.fence = null;
+    this.text = text;
+  }
+
+  drawBlocks(text, whole) {
     if (whole || !text.startsWith(this.text)) {
       this.offset = this.finished = 0;
       this.fence = null;

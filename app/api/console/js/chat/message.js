@@ -9,6 +9,8 @@ import { icon } from "./icons.js";
 import { MarkdownView } from "./markdown.js";
 import { costUsd } from "./settings.js";
 
+const SLOW_MS = 100;
+
 /** An item of the list: a message, or an answer and those that continue it. */
 export function Message({ chat, item }) {
   const { head, messages } = item;
@@ -72,9 +74,14 @@ function Asked({ chat, message, busy }) {
 function Markdown({ text, isLive }) {
   const element = useRef(null);
   const view = useRef(null);
+  const due = useRef(0);
   useLayoutEffect(() => {
     view.current ??= new MarkdownView(element.current);
+    const begun = performance.now();
+    if (isLive && begun < due.current) return;
     view.current.draw(text, !isLive);
+    const took = performance.now() - begun;
+    due.current = took > SLOW_MS ? begun + 4 * took : 0; // a text that is slow to draw leaves the page to its user
   }, [text, isLive]);
   return html`<div class="md" ref=${element}></div>`;
 }

@@ -7,7 +7,17 @@ const NAME = "chat";
 const NONE = { model: "", system: "", temperature: "", maxTokens: "" };
 
 export const models = signal([]);
-export const settings = signal({ ...NONE, ...JSON.parse(read(NAME) ?? "{}") });
+export const settings = signal(kept());
+
+// What lies there may be of another version, or no JSON.
+function kept() {
+  try {
+    const values = JSON.parse(read(NAME));
+    return Object.fromEntries(Object.keys(NONE).map((name) => [name, typeof values[name] === "string" ? values[name] : ""]));
+  } catch {
+    return NONE;
+  }
+}
 
 export function change(values) {
   settings.value = { ...settings.value, ...values };
