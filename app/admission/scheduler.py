@@ -194,30 +194,35 @@ class AdmissionScheduler:
         return None if self.prefill_window.fits(ticket.uncached_tokens) else Obstacle.PREFILL
 
     def fits_queue(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
-        """True if a key's next request, of so many tokens, fits beside what waits before it.
+        """True if a key's next request, of so many tokens, fits beside what waits before it."""
+        return self._fits_at_end(tenant, tokens, age_s) or self._fits_past(tenant, tokens, age_s, now_s)
 
-        The requests of keys above their share do not count as before it. If it may pass the blocked request,
-        nor do those of that request's key, and it may use the room kept for keys within their share.
-        """
+    def _fits_at_end(self, tenant: Tenant, tokens: int, age_s: float) -> bool:
+        """True if it fits behind all that waits, but for the requests of keys above their share."""
         over_share = [other for other in self._over_share if other is not tenant]
         n = len(self._queue) - sum(len(other.waiting) for other in over_share) + 1
-        passed = sum(other.waiting_tokens for other in over_share)
-        uncached = sum(other.waiting_uncached_tokens for other in over_share)
+        over_tokens = sum(other.waiting_tokens for other in over_share)
+        over_uncached = sum(other.waiting_uncached_tokens for other in over_share)
         spare = self._tuning.spare
         decodes = not self.num_choices or self.window.fits(self.num_choices + n, spare)
-        if decodes and self._has_queue_room(n, tokens - passed, uncached, spare, age_s):
-            return True
+        return decodes and self._has_queue_room(n, tokens - over_tokens, over_uncached, spare, age_s)
+
+    def _fits_past(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
+        """True if it may pass the blocked request, and fits beside what then waits before it.
+
+        It may use the room kept for keys within their share, as far as its key is.
+        """
         blocked, n, own_tokens = self.blocked, len(tenant.waiting) + 1, tenant.waiting_tokens + tokens
         if blocked is None or self._slows_others(tenant, n, now_s):
             return False
         if not self._may_pass(tenant, own_tokens, n, blocked):
             return False
-        own = blocked.tenant is tenant
-        passed = blocked.tokens if own else blocked.tenant.waiting_tokens
-        uncached = blocked.uncached_tokens if own else blocked.tenant.waiting_uncached_tokens
+        is_own = blocked.tenant is tenant
+        passed_tokens = blocked.tokens if is_own else blocked.tenant.waiting_tokens
+        passed_uncached = blocked.uncached_tokens if is_own else blocked.tenant.waiting_uncached_tokens
         spare = self._spare(tenant, own_tokens)
         return self._decodes(tenant, n, spare) and self._has_queue_room(
-            n, tokens - passed, uncached, spare, age_s
+            n, tokens - passed_tokens, passed_uncached, spare, age_s
         )
 
     def _has_queue_room(self, n: int, tokens: int, passed_uncached: int, spare: float, age_s: float) -> bool:
