@@ -22,7 +22,7 @@ from collections.abc import Callable
 from app.admission.estimates import LengthEstimate, ThroughputProfile, expected
 from app.admission.gap_sampler import GapSampler
 from app.admission.load_shedder import LoadShedder
-from app.admission.queue import FairQueue, Queued, Tenant
+from app.admission.queue import AdmissionRequest, FairQueue, Tenant
 from app.admission.scheduler import AdmissionScheduler
 from app.admission.ticket import Ticket, fingerprint_of
 from app.admission.tuning import AdmissionTuning
@@ -159,7 +159,7 @@ class Admission:
         tenant = self.queue.touch(request, key, now_s, self.scheduler.kv_budget.capacity_tokens)
         growth = self._expect(tenant, request, request.max_tokens or self._engine.model.context_length)
         tokens = int(self._new_ratio * self._count_prompt(request)) + request.n * growth.mean
-        queued = Queued(tenant, tokens, now_s, socket_wait_s, fingerprint_of(request))
+        queued = AdmissionRequest(tenant, tokens, now_s, socket_wait_s, fingerprint_of(request))
         self.load_shedder.precheck(queued, now_s)
 
     async def admit(self, request: ChatRequest, prompt: Prompt, key: Key | None = None) -> Ticket:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from app.admission.estimates import Throughput
-from app.admission.queue import FairQueue, Queued, Tenant
+from app.admission.queue import AdmissionRequest, FairQueue, Tenant
 from app.admission.scheduler import AdmissionScheduler
 from app.admission.tuning import AdmissionTuning
 from app.core import TIERS, Tier
@@ -136,25 +136,25 @@ class LoadShedder:
     def slots_of(self, tenant: Tenant) -> RetrySlots:
         return self._slots.setdefault(tenant.name, RetrySlots(self._tuning.grace_s))
 
-    def precheck(self, queued: Queued, now_s: float) -> None:
+    def precheck(self, queued: AdmissionRequest, now_s: float) -> None:
         """Refuse what would have to be refused once it is rendered. Raises KeyOverloaded, Overloaded."""
         has_slot = self.slots_of(queued.tenant).has(queued.fingerprint, now_s)
         if not has_slot and not self._may_wait(queued, now_s):
             raise self._refusal(queued, now_s)
 
-    def enter(self, queued: Queued, now_s: float) -> None:
+    def enter(self, queued: AdmissionRequest, now_s: float) -> None:
         """Let a request wait, and use up its slot. Raises KeyOverloaded, Overloaded."""
         has_slot = self.use_slot(queued, now_s)
         if not self._may_wait(queued, now_s, has_slot=has_slot):
             raise self._refusal(queued, now_s)
 
-    def use_slot(self, queued: Queued, now_s: float) -> bool:
+    def use_slot(self, queued: AdmissionRequest, now_s: float) -> bool:
         """Use up a due retry slot of a request; False where it has none."""
         has_slot = self.slots_of(queued.tenant).use(queued.fingerprint, now_s)
         self.retry_slots["kept"] += has_slot
         return has_slot
 
-    def overdue(self, now_s: float) -> Iterator[tuple[Queued, ServingError]]:
+    def overdue(self, now_s: float) -> Iterator[tuple[AdmissionRequest, ServingError]]:
         """Requests that have waited for their whole deadline, and their refusals."""
         for queued in self._queue.overdue(self._deadline_s, now_s):
             waited_s = now_s - queued.entered_s
@@ -179,7 +179,7 @@ class LoadShedder:
         ahead = self._ahead(tenant, own + tenant.mean_tokens, now_s)
         return (own + ahead) / self._rate(tenant)
 
-    def is_too_old(self, queued: Queued, *, has_slot: bool = False) -> bool:
+    def is_too_old(self, queued: AdmissionRequest, *, has_slot: bool = False) -> bool:
         """True if a request lay in its socket for as long as it may wait at all, and the engine is half full.
 
         Its client may have given up, and it would delay others. An idle engine serves it
@@ -188,7 +188,7 @@ class LoadShedder:
         late = self._tuning.late if has_slot else 1.0
         return queued.age_s > self.max_wait_s(queued.tenant) * late and self._scheduler.half_full
 
-    def _may_wait(self, queued: Queued, now_s: float, *, has_slot: bool = False) -> bool:
+    def _may_wait(self, queued: AdmissionRequest, now_s: float, *, has_slot: bool = False) -> bool:
         tenant, queue = queued.tenant, self._queue
         free_tokens = self.max_queued_tokens - queue.tokens
         free_requests = self.max_queued_requests - len(queue)
@@ -236,7 +236,9 @@ class LoadShedder:
         share = self._tuning.aged_share if self._queue.waits_above(tenant) else 1.0
         return self._throughput.tokens_per_s * share
 
-    def _refusal(self, queued: Queued, now_s: float, why: str = "", *, code: str = "") -> ServingError:
+    def _refusal(
+        self, queued: AdmissionRequest, now_s: float, why: str = "", *, code: str = ""
+    ) -> ServingError:
         tenant = queued.tenant
         kind: type[Overloaded | KeyOverloaded] = Overloaded
         if not why and self._over_share(tenant):
@@ -266,7 +268,7 @@ class LoadShedder:
         own = tenant.in_flight_tokens + tenant.waiting_tokens
         return len(active) > 1 and tenant.active and own > tokens * tenant.weight / weight
 
-    def _promise(self, queued: Queued, now_s: float) -> tuple[int, bool]:
+    def _promise(self, queued: AdmissionRequest, now_s: float) -> tuple[int, bool]:
         """Seconds until a retry slot, and whether it is one: none is farther away than `max_retry_s`.
 
         A request that returns early gets the same time again: it has one slot.

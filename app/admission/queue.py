@@ -26,11 +26,11 @@ from app.admission.tuning import AdmissionTuning
 from app.core import TIERS, ChatRequest, Key, Tier
 
 
-class Queued:
+class AdmissionRequest:
     """A request that may wait. `tokens` is what it is expected to take of the KV memory.
 
     `Admission.precheck` weighs a bare one, before rendering, and puts it into no queue. What waits and is
-    admitted is a `Ticket` (app.admission.ticket): a `Queued` with a rendered prompt, and room in the engine.
+    admitted is a `Ticket` (app.admission.ticket), which has a rendered prompt too, and room in the engine.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Tenant:
         """True if it is of a stored key: then there may be others, though none has sent anything yet."""
         self.served = 0.0
         """The virtual token counter."""
-        self.waiting: dict[Queued, None] = {}
+        self.waiting: dict[AdmissionRequest, None] = {}
         self.waiting_tokens = self.waiting_uncached_tokens = 0
         self.num_in_flight = self.choices_in_flight = self.in_flight_tokens = 0
         self.used_at_s = 0.0
@@ -103,12 +103,12 @@ class Tenant:
         """Note that a request was refused for want of room; the key is taken to want more for so long."""
         self.refused_at_s, self.wanted_until_s = now_s, max(wanted_until_s, self.wanted_until_s)
 
-    def enter(self, queued: Queued) -> None:
+    def enter(self, queued: AdmissionRequest) -> None:
         self.waiting[queued] = None
         self.waiting_tokens += queued.tokens
         self.waiting_uncached_tokens += queued.uncached_tokens
 
-    def leave(self, queued: Queued) -> None:
+    def leave(self, queued: AdmissionRequest) -> None:
         del self.waiting[queued]
         self.waiting_tokens -= queued.tokens
         self.waiting_uncached_tokens -= queued.uncached_tokens
@@ -134,7 +134,7 @@ class _TierQueue:
 
     def __init__(self) -> None:
         self.tenants: dict[Tenant, None] = {}
-        self.waiting: dict[Queued, None] = {}
+        self.waiting: dict[AdmissionRequest, None] = {}
         self.last_served = self.credit = 0.0
 
 
@@ -155,7 +155,7 @@ class FairQueue:
     def __bool__(self) -> bool:
         return any(level.waiting for level in self._levels)
 
-    def __iter__(self) -> Iterator[Queued]:
+    def __iter__(self) -> Iterator[AdmissionRequest]:
         for level in self._levels:
             yield from level.waiting
 
@@ -208,14 +208,14 @@ class FairQueue:
         tenant.touch(now_s, floor)
         return tenant
 
-    def enter(self, queued: Queued) -> None:
+    def enter(self, queued: AdmissionRequest) -> None:
         tenant, level = queued.tenant, self._levels[queued.tenant.rank]
         tenant.enter(queued)
         level.waiting[queued] = level.tenants[tenant] = self._active[tenant] = None
         self.tokens += queued.tokens
         self.uncached_tokens += queued.uncached_tokens
 
-    def remove(self, queued: Queued) -> None:
+    def remove(self, queued: AdmissionRequest) -> None:
         tenant, level = queued.tenant, self._levels[queued.tenant.rank]
         tenant.leave(queued)
         del level.waiting[queued]
@@ -227,7 +227,7 @@ class FairQueue:
             level.credit = 0.0
         self._drop_if_idle(tenant)
 
-    def begin(self, queued: Queued, choices: int, now_s: float) -> None:
+    def begin(self, queued: AdmissionRequest, choices: int, now_s: float) -> None:
         """Count a request that is admitted, and not charged for it yet."""
         tenant = queued.tenant
         self._levels[tenant.rank].last_served = tenant.served
@@ -240,12 +240,12 @@ class FairQueue:
         tenant.run(1, queued.tokens, choices)
         self._active[tenant] = None
 
-    def end(self, queued: Queued, choices: int) -> None:
+    def end(self, queued: AdmissionRequest, choices: int) -> None:
         """Count out an admitted request that has ended."""
         queued.tenant.run(-1, queued.tokens, choices)
         self._drop_if_idle(queued.tenant)
 
-    def in_order(self, now_s: float) -> Iterator[Queued]:
+    def in_order(self, now_s: float) -> Iterator[AdmissionRequest]:
         """The waiting requests, the next one first; the queue must not change meanwhile."""
         aged = [r for r in range(1, len(TIERS)) if self._aged(r, now_s) and self._levels[r].credit >= 0]
         for rank in (*reversed(aged), *(r for r in range(len(TIERS)) if r not in aged)):
@@ -256,7 +256,7 @@ class FairQueue:
         """True if a higher tier waits."""
         return any(level.waiting for level in self._levels[: tenant.rank])
 
-    def overdue(self, deadlines_s: Sequence[float], now_s: float) -> list[Queued]:
+    def overdue(self, deadlines_s: Sequence[float], now_s: float) -> list[AdmissionRequest]:
         """The requests that have waited for the deadline of their tier."""
         return [queued for queued in self if now_s - queued.entered_s >= deadlines_s[queued.tenant.rank]]
 

@@ -14,7 +14,7 @@ from typing import Self
 from app.admission.budget import KVAllocation
 from app.admission.estimates import LengthEstimate
 from app.admission.gap_sampler import GapSampler
-from app.admission.queue import Queued, Tenant
+from app.admission.queue import AdmissionRequest, Tenant
 from app.core import ChatRequest, Delta, Prompt
 from app.errors import ServingError
 from app.messages import content_texts
@@ -31,7 +31,7 @@ def fingerprint_of(request: ChatRequest) -> int:
     return hash((*texts, request.n))
 
 
-class Ticket(Queued):
+class Ticket(AdmissionRequest):
     """A place in the queue, and then room in the engine until `release()`."""
 
     def __init__(

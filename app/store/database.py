@@ -49,7 +49,7 @@ _VACUUM_ROOM = 2.2
 """Times the file's size that a VACUUM takes beside it: once in a temporary file, once in the log."""
 
 
-class _Queued:
+class _PendingUnit:
     """A unit that waits for the writer."""
 
     __slots__ = ("done", "queued_at_s", "unit")
@@ -71,9 +71,9 @@ class Database:
         self._writer: aiosqlite.Connection | None = None
         self._readers: list[aiosqlite.Connection] = []
         self._idle_readers: asyncio.Queue[aiosqlite.Connection] = asyncio.Queue()
-        self._waiting: deque[_Queued] = deque()
+        self._waiting: deque[_PendingUnit] = deque()
         self._queued = asyncio.Event()
-        self._batch: list[_Queued] = []
+        self._batch: list[_PendingUnit] = []
         self._writing: asyncio.Task[None] | None = None
         self._lingering: asyncio.TimerHandle | None = None
         self._flush_at_s = 0.0
@@ -126,7 +126,7 @@ class Database:
         if self._writing is None or self._closed:
             raise StorageUnavailable("The store is not open.")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Queued(unit, done))
+        self._waiting.append(_PendingUnit(unit, done))
         if not linger_s:
             self._queued.set()
         else:
@@ -349,7 +349,7 @@ def _vacuumed(connection: sqlite3.Connection) -> bool:
     return True
 
 
-def _fail(batch: Sequence[_Queued], error: Exception) -> None:
+def _fail(batch: Sequence[_PendingUnit], error: Exception) -> None:
     for queued in batch:
         if not queued.done.done():
             _raise_in(queued, error)
@@ -359,7 +359,7 @@ def _unavailable(exc: sqlite3.Error) -> StorageUnavailable:
     return StorageUnavailable(f"The server cannot store anything now ({exc}); try again.")
 
 
-def _raise_in(queued: _Queued, error: Exception) -> None:
+def _raise_in(queued: _PendingUnit, error: Exception) -> None:
     queued.done.set_exception(error)
     queued.done.exception()  # retrieved: a unit's outcome need not be awaited
 

@@ -2,6 +2,7 @@
 
 A table is a text. A row has the kind and name, the unit, the attribute that is read, and the labels beside
 the table's own; the lines below it are the meaning. An attribute with labels is a mapping by them, nested.
+What an engine counts begins at 0 with each engine, as after a reset; all else begins with the process.
 """
 
 from __future__ import annotations

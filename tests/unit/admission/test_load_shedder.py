@@ -11,7 +11,7 @@ import pytest
 
 from app.admission.estimates import Throughput
 from app.admission.load_shedder import LoadShedder, RetrySlots
-from app.admission.queue import FairQueue, Queued, Tenant
+from app.admission.queue import AdmissionRequest, FairQueue, Tenant
 from app.core import ChatRequest, Tier
 from app.errors import Overloaded
 from app.settings import Settings
@@ -71,7 +71,7 @@ class World:
         tenant = self.tenants[name] = self.queue.touch(request, key_of(name, tier, weight), self.now_s, 0)
         self.number += 1
         fingerprint = tokens if tokens == 11 else -self.number  # those of eleven tokens are one client's
-        ticket = Queued(tenant, tokens, self.now_s, age_s, fingerprint)
+        ticket = AdmissionRequest(tenant, tokens, self.now_s, age_s, fingerprint)
         try:
             self.load_shedder.enter(ticket, self.now_s)
         except Overloaded as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.admission.queue import FairQueue, Queued, Tenant
+from app.admission.queue import AdmissionRequest, FairQueue, Tenant
 from app.core import ChatRequest
 from tests.support.admissions import TUNING, key_of
 
@@ -27,7 +27,7 @@ def test_a_key_that_was_sent_away_keeps_some_of_what_it_was_served_less(
     here, back = comes(queue, "here"), comes(queue, "back", 2.0)
     here.charge(1000.0)
     back.charge(2 * served)
-    queue.enter(Queued(here, 10, 0.0))
+    queue.enter(AdmissionRequest(here, 10, 0.0))
     if credit_tokens:
         back.refuse(0.0, wanted_until_s=1.0)
     comes(queue, "back", 2.0, credit_tokens)
@@ -39,7 +39,7 @@ def test_what_a_key_was_served_more_it_keeps() -> None:
     queue = FairQueue(TUNING)
     here, back = comes(queue, "here"), comes(queue, "back")
     back.charge(70.0)
-    queue.enter(Queued(here, 10, 0.0))
+    queue.enter(AdmissionRequest(here, 10, 0.0))
     comes(queue, "back")
     assert back.served == 70.0
 
@@ -51,7 +51,7 @@ def test_a_tier_whose_requests_age_singly_has_no_more_than_its_share() -> None:
         Tenant(name, tier, 1.0, TUNING) for name, tier in (("above", "interactive"), ("below", "standard"))
     )
 
-    def serves() -> Queued:
+    def serves() -> AdmissionRequest:
         now_s = 3 * aged_s
         first = next(queue.in_order(now_s))
         queue.remove(first)
@@ -59,10 +59,10 @@ def test_a_tier_whose_requests_age_singly_has_no_more_than_its_share() -> None:
         return first
 
     for _ in range(6):
-        queue.enter(Queued(above, 100, 0.0))
+        queue.enter(AdmissionRequest(above, 100, 0.0))
     served = []
     for _ in range(6):
         if not below.waiting:
-            queue.enter(Queued(below, 100, aged_s))
+            queue.enter(AdmissionRequest(below, 100, aged_s))
         served.append(serves().tenant.name)
     assert served == ["below", "above", "above", "above", "above", "below"]
