@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from app.core import ChatRequest, KeyTerms, Prompt
 from app.engine.scripted.engine import Script, ScriptedEngine, scripted_text
+from app.engine.scripted.service import Run
 from app.store import key_table, keys
 from app.store.keys import NewKey
 from tests.support.sdks import Case, Sdk, refused, said
@@ -34,6 +36,21 @@ class Spied(ScriptedEngine):
         """See Engine.render."""
         self.rendered.append(request)
         return await super().render(request)
+
+
+class Begun(ScriptedEngine):
+    """Stops each answer after a few tokens until a test lets all of them go on."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.go_on = asyncio.Event()
+        self._pauses: Counter[int] = Counter()
+
+    async def _pause(self, run: Run, duration_s: float) -> None:
+        await super()._pause(run, duration_s)
+        self._pauses[id(run)] += 1
+        if self._pauses[id(run)] > 5:
+            await self.go_on.wait()
 
 
 def spied(served: Served) -> list[ChatRequest]:
@@ -414,10 +431,14 @@ async def test_an_answer_in_one_piece_ends_there_too(serve: Serve):
 
 
 async def test_streams_of_an_owner_share_the_budget(serve: Serve):
-    """Together they spend it, and a token each at most beyond it."""
-    served = await serve(Script(tokens=500, rate=1000), prices=PRICES)
+    """Together they spend it, and a token each at most beyond it: all have begun before it is reached."""
+    served = await serve(Script(tokens=500, rate=1000), engine_type=Begun, prices=PRICES)
+    assert isinstance(served.engine, Begun)
     ann = await made(served, "ann", budget_micro_usd=60_000_000)
-    await asyncio.gather(*(read(served, ann) for _ in range(4)))
+    answers = [asyncio.create_task(read(served, ann)) for _ in range(4)]
+    await until(lambda: [stream.last_id > 3 for stream in served.live()] == [True] * 4)
+    served.engine.go_on.set()
+    await asyncio.gather(*answers)
     usage = (await served.call("GET", "/api/usage", **bearer(ann))).json()
     assert 60 <= usage["cost_usd"] <= 60 + 4
     assert not served.runtime.balance.differs
