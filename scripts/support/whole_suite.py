@@ -1,11 +1,12 @@
-"""The whole test suite: three stages at once, then by itself what is judged by the clock.
+"""The whole test suite: three thirds at once, then by itself what is judged by the clock.
 
-The three are the tests that start real SGLang, those of whole servers (`tests/e2e`, `tests/fault`), which
+The thirds are the tests that start real SGLang, those of whole servers (`tests/e2e`, `tests/fault`), which
 mostly wait, and all others. Starting SGLang takes a core for half a minute, again and again; the waiting of
-one stage is the time of another. The others are through first, and whole servers with SGLang follow them.
-The first stage is shown as it runs; the output of the rest is kept until then, so that all can be read. A
-test whose verdict is a time or a rate (marked `timed`) runs after all have ended, with the machine to itself.
-At the end, for each stage: its ten slowest tests, and one line for each reason for which tests were skipped.
+one third is the time of another. The first third is shown as it runs; the output of the others is kept until
+it is through, so that all can be read. A test whose verdict is a time or a rate (marked `timed`) is in none
+of them: it runs after all have ended, with the machine to itself.
+At the end, for each of the four: its ten slowest tests, and one line for each reason for which tests were
+skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, NamedTuple
 from xml.etree import ElementTree as ET
 
 
@@ -44,13 +45,7 @@ PYTEST = (sys.executable, "-m", "pytest")
 WHOLE_SERVERS = ("tests/e2e", "tests/fault")
 # One of them keeps the failures for --lf: two would overwrite each other's.
 KEPT = ("-p", "no:cacheprovider")
-SGLANG, SERVERS_WITH_SGLANG = (
-    Stage(name, (*PYTEST, *files, "-m", "sglang and not timed", *KEPT))
-    for name, files in (
-        ("with real SGLang", [file for file in marked("sglang") if not file.startswith(WHOLE_SERVERS)]),
-        ("of servers with SGLang", [file for file in marked("sglang") if file.startswith(WHOLE_SERVERS)]),
-    )
-)
+SGLANG = Stage("with real SGLang", (*PYTEST, *marked("sglang"), "-m", "sglang and not timed", *KEPT))
 SERVERS = Stage("of whole servers", (*PYTEST, *WHOLE_SERVERS, "-m", "not sglang and not timed", *KEPT))
 OTHERS = Stage(
     "of the rest",
@@ -59,10 +54,10 @@ OTHERS = Stage(
 TIMED = Stage("of times and rates", (*PYTEST, *marked("timed"), "-m", "timed"))
 
 
-def run(shown: Stage, kept: Sequence[Stage], following: Stage, alone: Stage) -> int:
-    """Run `shown` and `kept` at once, `following` after `shown`, and `alone` after all; 0 when all passed.
+def run(shown: Stage, kept: Sequence[Stage], alone: Stage) -> int:
+    """Run all but `alone` at once, then that; 0 when all passed. What `kept` say follows `shown`.
 
-    What the others say comes after what `shown` says. No stage is started once the suite was interrupted.
+    `alone` is not started when the suite was interrupted.
     """
     began_s = time.monotonic()
     running: list[subprocess.Popen[bytes]] = []
@@ -73,24 +68,25 @@ def run(shown: Stage, kept: Sequence[Stage], following: Stage, alone: Stage) -> 
         def path_of(stage: Stage, suffix: str) -> Path:
             return Path(folder, stage.name + suffix)
 
-        def start(stage: Stage, *, is_shown: bool = False) -> subprocess.Popen[bytes]:
+        def start(stage: Stage, stdout: IO[str] | None = None) -> subprocess.Popen[bytes]:
             command = [*stage.command, f"--junit-xml={path_of(stage, '.xml')}"]
-            with path_of(stage, ".txt").open("w") as output:
-                outputs: dict[str, Any] = {} if is_shown else {"stdout": output, "stderr": subprocess.STDOUT}
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **outputs)
+            stderr = None if stdout is None else subprocess.STDOUT
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
             running.append(process)
             return process
 
-        processes = {stage: start(stage) for stage in kept}
-        passed = {shown: start(shown, is_shown=True).wait() == 0}
-        if not interrupted.is_set():
-            processes[following] = start(following)
-        for stage, process in processes.items():
-            passed[stage] = process.wait() == 0
+        processes = {}
+        for stage in kept:
+            with path_of(stage, ".txt").open("w") as output:
+                processes[stage] = start(stage, output)
+        processes[shown] = start(shown)
+        passed = {shown: processes[shown].wait() == 0}
+        for stage in kept:
+            passed[stage] = processes[stage].wait() == 0
             output_text = path_of(stage, ".txt").read_text("utf-8", "replace")
             print(f"\n==== the tests {stage.name} ====", output_text, sep="\n", flush=True)
         print(f"==== the tests {alone.name} ====", flush=True)
-        passed[alone] = not interrupted.is_set() and start(alone, is_shown=True).wait() == 0
+        passed[alone] = not interrupted.is_set() and start(alone).wait() == 0
         for stage in passed:
             print(*summary(stage, path_of(stage, ".xml")), sep="\n")
     print(f"the whole suite took {time.monotonic() - began_s:.0f} s")
@@ -129,4 +125,4 @@ def _leave_stopping_to(stages: Sequence[subprocess.Popen[bytes]], interrupted: t
 
 
 if __name__ == "__main__":
-    sys.exit(run(OTHERS, (SGLANG, SERVERS), SERVERS_WITH_SGLANG, TIMED))
+    sys.exit(run(OTHERS, (SERVERS, SGLANG), TIMED))
