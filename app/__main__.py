@@ -1,10 +1,10 @@
 """`python -m app` and `tokenring`. The guard matters: SGLang's children import this module again."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
-EXIT_INTERRUPTED = 130
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
@@ -22,7 +22,7 @@ def run() -> None:
 
         status = main()
     except KeyboardInterrupt:
-        os._exit(EXIT_INTERRUPTED)
+        os._exit(128 + signal.SIGINT)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -32,7 +32,7 @@ def _open_closed_streams() -> None:
     """Have standard streams that were closed, as by `>&-`, lead to nowhere."""
     for name, mode in _STREAMS:
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - until the end
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # open to the end
 
 
 if __name__ == "__main__":

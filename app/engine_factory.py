@@ -20,7 +20,7 @@ from app.engine.supervise import RestartLimits, SupervisedEngine
 from app.routing.router import AUTO
 from app.safety.counters import SafetyCounters
 from app.safety.guard.templates import GuardFormat, format_of
-from app.safety.guard.tier import Guard, GuardStage
+from app.safety.guard.tier import Guard, GuardTier
 from app.settings import Settings, SettingsError
 
 _CHILD_START_S = 1800.0
@@ -259,10 +259,10 @@ def _guard_template(form: GuardFormat, data_dir: Path) -> Path:
     return path
 
 
-def build_guard(settings: Settings, engine: Engine, counters: SafetyCounters) -> GuardStage:
+def build_guard(settings: Settings, engine: Engine, counters: SafetyCounters) -> GuardTier:
     """The guard tier over the engine of `build_guard_engine`, once that has started."""
     guard = Guard(engine, format_of(settings.safety_guard_model))
-    return GuardStage(guard, counters, fail_open=settings.safety_fail_open)
+    return GuardTier(guard, counters, fail_open=settings.safety_fail_open)
 
 
 def model_path(settings: Settings) -> str | None:

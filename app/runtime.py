@@ -51,7 +51,7 @@ from app.routing.pressure import pressure_of
 from app.routing.router import AUTO, Router
 from app.safety.classifiers.bundled_models import Models, load
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
-from app.safety.guard.tier import GuardStage
+from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policy
 from app.safety.session.screened import session_of
 from app.safety.session.service import SafetyService
@@ -130,7 +130,7 @@ class Runtime:
         """None with `safety` off; so is the next."""
         self.policies = None if self.safety is None else self.safety.policies
         self.guard_engine = build_guard_engine(settings, self._guard_died)
-        self.guard: GuardStage | None = None
+        self.guard: GuardTier | None = None
         """None without `safety_guard_model`, and until its engine has started."""
         self.gpus = Gpus()
         self.spans = Spans(settings.otlp_endpoint) if settings.otlp_endpoint else None
@@ -293,7 +293,7 @@ class Runtime:
         self.engine_ended.set()
 
     def _guard_died(self, reason: str) -> None:
-        """Called by the guard's engine: until its server is back every verdict is a failure (GuardStage)."""
+        """Called by the guard's engine: until its server is back every verdict is a failure (GuardTier)."""
         self.log.error("guard_died", reason=reason)
 
     @property

@@ -231,7 +231,8 @@ class FairQueue:
         """Count a request that is admitted, and not charged for it yet."""
         tenant = queued.tenant
         self._levels[tenant.rank].last_served = tenant.served
-        if self.waits_above(tenant):
+        waited_s = max(now_s - queued.entered_s, self.waited_s(tenant.rank, now_s))  # it has left the queue
+        if self.waits_above(tenant) and waited_s >= self._tuning.ageing_s[tenant.rank]:
             self._levels[tenant.rank].credit -= queued.tokens
         for lower in range(tenant.rank + 1, len(TIERS)):
             if self._aged(lower, now_s):

@@ -174,7 +174,7 @@ class RestartHistory:
             hint = "the engine ended each time that it was generated"
             self._log.error("request_quarantined", request_id=rid, prompt_hmac=fingerprint, hint=hint)
 
-    def refused(self, rid: str, what: str) -> None:
+    def contradicted(self, rid: str, what: str) -> None:
         """Note output that contradicts itself."""
         self.num_contradictions += 1
         if self._log is not None:

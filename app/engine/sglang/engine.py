@@ -196,7 +196,7 @@ class SGLangEngine:
 
     def _serve(self, run: SGLangRun, began_s: float) -> None:
         """Have `run` generate from now on, and watch it."""
-        run.serve(self._live, self._lose, self.restarts.refused)
+        run.serve(self._live, self._lose, self.restarts.contradicted)
         self.restarts.started(asyncio.get_running_loop().time() - began_s)
         self._watching = run.watch_for_hangs(self._limits.hang_s, "engine watchdog")
 

@@ -1,6 +1,6 @@
 """The guard tier: a language model that judges conversations, through the `Engine` protocol.
 
-`Guard` asks and reads, and knows no policy; `GuardStage` makes verdicts and decides what a failure means.
+`Guard` asks and reads, and knows no policy; `GuardTier` makes verdicts and decides what a failure means.
 The engine that runs the model is composed in `app.engine_factory.build_guard`, started and closed there.
 """
 
@@ -151,7 +151,7 @@ class _Answer:
         self.entries += delta.logprobs or ()
 
 
-class GuardStage:
+class GuardTier:
     """The guard's verdicts under a policy, and its failures: a watched request fails closed."""
 
     def __init__(self, guard: Guard, counters: SafetyCounters, *, fail_open: bool) -> None:

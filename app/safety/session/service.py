@@ -12,7 +12,7 @@ from structlog.typing import FilteringBoundLogger
 from app.log import safe_traceback
 from app.safety.classifiers.bundled_models import Models
 from app.safety.counters import SafetyCounters
-from app.safety.guard.tier import GuardStage
+from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policies
 from app.safety.policies.policy_prompt import PolicyPrompt
 from app.safety.prompt.prompt_screen import PromptScreen, prompt_threads
@@ -40,7 +40,7 @@ class SafetyService:
         *,
         database: Database,
         log: FilteringBoundLogger,
-        guard: Callable[[], GuardStage | None],
+        guard: Callable[[], GuardTier | None],
     ) -> None:
         """Raises SettingsError."""
         self.fail_open = settings.safety_fail_open

@@ -46,7 +46,7 @@ CLEAR, HELD, REVIEW, HALTED = StreamState
 
 @dataclass(frozen=True, slots=True)
 class ScreenSetup:
-    """The terms by which all choices of a request are screened."""
+    """How all choices of a request are screened."""
 
     classifier: AnswerClassifier
     policy: Policy
@@ -68,10 +68,10 @@ class ScreenSetup:
 class HeldDeltas:
     """The deltas of a choice that wait, in their order, and the counts of what was released."""
 
-    __slots__ = ("_at_once", "_terms", "_timed_s", "_timed_tokens", "queue", "released")
+    __slots__ = ("_at_once", "_setup", "_timed_s", "_timed_tokens", "queue", "released")
 
-    def __init__(self, terms: ScreenSetup) -> None:
-        self._terms = terms
+    def __init__(self, setup: ScreenSetup) -> None:
+        self._setup = setup
         self.queue: deque[tuple[Delta, int, Position]] = deque()
         """Each delta, its number of tokens, and how far the hard list had read then."""
         self.released = Counts()
@@ -93,7 +93,7 @@ class HeldDeltas:
 
     def count_at_once(self) -> None:
         """Count the deltas that were not held; a call for each would cost as much as the rest of its way."""
-        self._terms.held_s(0.0, self._at_once)
+        self._setup.held_s(0.0, self._at_once)
         self._at_once = 0
 
     def append(self, delta: Delta, position: Position) -> None:
@@ -103,7 +103,7 @@ class HeldDeltas:
         tokens = delta.counts.completion_tokens
         self.queue.append((delta, tokens, position))
         if self._timed_tokens < 0:
-            self._timed_tokens, self._timed_s = tokens, self._terms.clock_s()
+            self._timed_tokens, self._timed_s = tokens, self._setup.clock_s()
 
     def release(self, up_to_tokens: int, decided: Position) -> list[Delta]:
         """Take out what is old enough, and in which no span has begun."""
@@ -117,7 +117,7 @@ class HeldDeltas:
         if out:
             self.released = out[-1].counts
             if 0 <= self._timed_tokens <= self.released.completion_tokens:
-                self._terms.held_s(self._terms.clock_s() - self._timed_s, 1)
+                self._setup.held_s(self._setup.clock_s() - self._timed_s, 1)
                 self._timed_tokens = -1
         return out
 
@@ -132,21 +132,21 @@ class HeldDeltas:
 class ChoiceScreen:
     """One choice: it reads each delta for the classifier and the hard list, and holds what must wait."""
 
-    def __init__(self, terms: ScreenSetup) -> None:
-        self._terms = terms
+    def __init__(self, setup: ScreenSetup) -> None:
+        self._setup = setup
         self._channel: tuple[str, int] | None = None
         self._plain_channel: Channel | None = None
         """The channel of deltas that need no look at `_channel`; None for tool calls."""
-        self._spans = None if terms.hard_list is None else SpanReader(terms.hard_list, terms.match)
-        self._unread = terms.continued
+        self._spans = None if setup.hard_list is None else SpanReader(setup.hard_list, setup.match)
+        self._unread = setup.continued
         """Text that the classifier has not read."""
         self._escape = ""
         """An escape at the end of the text, of which the rest is still to arrive."""
         self._tokens = 0
-        self.review = AnswerReview(terms.classifier, terms.policy, terms.prior, watched=terms.watched)
+        self.review = AnswerReview(setup.classifier, setup.policy, setup.prior, watched=setup.watched)
         self._holdback_tokens = self.review.holdback_tokens
         """The hold-back; it follows that of the review, downwards by one for each token."""
-        self.held = HeldDeltas(terms)
+        self.held = HeldDeltas(setup)
         self.state = CLEAR
         self.verdict: Verdict | None = None
         """The verdict that halted the choice."""
@@ -160,7 +160,7 @@ class ChoiceScreen:
             self._enter_channel(delta)
         if spans is not None and self._completes_span(spans, delta):
             review.hit_span(tokens, clean_until=self._tokens)
-            self.verdict = self._terms.policy.halted()
+            self.verdict = self._setup.policy.halted()
             return self._hold(delta, HALTED)
         if self._escape or "\\" in text or "&" in text:
             text, self._escape = unescape(self._escape + text)
@@ -174,7 +174,7 @@ class ChoiceScreen:
         else:
             self._unread = ""
             is_due = review.read(text + self._escape if is_last else text, tokens)
-            if is_due or (is_last and review.is_due_at_end(scores_wanted=self._terms.scores_wanted)):
+            if is_due or (is_last and review.is_due_at_end(scores_wanted=self._setup.scores_wanted)):
                 return self._hold(delta, REVIEW)
         if holdback or review.holdback_tokens:
             holdback -= tokens - self._tokens
@@ -263,7 +263,7 @@ class ChoiceScreen:
         """True if the request, and not the model, may have set where the answer ends."""
         if last.finish_reason not in ("stop", "tool_calls"):
             return True
-        context, stop = self._terms.context, last.matched_stop
+        context, stop = self._setup.context, last.matched_stop
         return context.has_forced_end or isinstance(stop, str) or stop in context.stop_ids
 
     def break_off(self) -> Sequence[Delta]:

@@ -1,6 +1,6 @@
 """The second-stage classifier of answers: an encoder in a thread of its own, for the answers in review.
 
-It is not the guard, a model on another server that judges after it (app.safety.guard.tier).
+It is not the guard, a language model with an engine of its own (app.safety.guard.tier).
 
 One thread is enough, because few answers are reviewed. Owners alternate. Fails closed: any
 failure raises ScreenFailed. An answer that waited too long raises ScreenBusy.

@@ -63,7 +63,7 @@ class StreamScreen:
         """The screening of one request's `n` choices, whose prompt had the harm `prior`."""
         if policy.hard_list is not self._spans:
             self._hard_list, self._spans = compiled(policy.hard_list), policy.hard_list
-        terms = ScreenSetup(
+        setup = ScreenSetup(
             classifier=self._classifier,
             policy=policy,
             hard_list=self._hard_list,
@@ -76,7 +76,7 @@ class StreamScreen:
             held_s=self._held_s,
             clock_s=self._clock_s,
         )
-        choices = [ChoiceScreen(terms) for _ in range(n)]
+        choices = [ChoiceScreen(setup) for _ in range(n)]
         return Screening(choices, owner, review=self._review, on_broken=on_broken, fail_open=fail_open)
 
 

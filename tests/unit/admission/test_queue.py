@@ -66,3 +66,17 @@ def test_a_tier_whose_requests_age_singly_has_no_more_than_its_share() -> None:
             queue.enter(AdmissionRequest(below, 100, aged_s))
         served.append(serves().tenant.name)
     assert served == ["below", "above", "above", "above", "above", "below"]
+
+
+def test_what_passes_a_blocked_request_without_having_aged_costs_its_tier_nothing() -> None:
+    """The room was of no use to the tier above: what ages later still goes before it."""
+    queue, aged_s = FairQueue(TUNING), TUNING.ageing_s[1]
+    above, below = (
+        Tenant(name, tier, 1.0, TUNING) for name, tier in (("above", "interactive"), ("below", "standard"))
+    )
+    passing, waiting = AdmissionRequest(below, 100, 0.0), AdmissionRequest(below, 100, 0.0)
+    for queued in (AdmissionRequest(above, 100, 0.0), passing, waiting):
+        queue.enter(queued)
+    queue.remove(passing)
+    queue.begin(passing, 1, 0.0)
+    assert next(queue.in_order(aged_s)) is waiting

@@ -150,7 +150,7 @@ def test_a_request_that_is_ended_is_logged_by_its_id_and_a_hash() -> None:
     story = Story()
     story.history.ended(2, "r1", "beef")
     story.history.ended(3)
-    story.history.refused("r2-000", "output after the final delta")
+    story.history.contradicted("r2-000", "output after the final delta")
     assert (story.history.num_choices_lost, story.history.num_contradictions) == (5, 1)
     quarantined, contradiction = story.captured.entries
     assert (quarantined["request_id"], quarantined["prompt_hmac"]) == ("r1", "beef")

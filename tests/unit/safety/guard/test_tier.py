@@ -14,7 +14,7 @@ from app.engine.scripted.engine import Script, ScriptedEngine
 from app.metering.traffic import Histogram
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.guard.templates import FORMATS, GuardFormat
-from app.safety.guard.tier import Guard, GuardFailed, GuardStage
+from app.safety.guard.tier import Guard, GuardFailed, GuardTier
 from app.safety.verdict import ScreenFailed
 from tests.support.policies import policy
 
@@ -68,10 +68,10 @@ async def guard_of(
     return Guard(engine, form, **options), engine
 
 
-def tier_of(guard: Guard, *, fail_open: bool = False) -> tuple[GuardStage, SafetyCounters]:
+def tier_of(guard: Guard, *, fail_open: bool = False) -> tuple[GuardTier, SafetyCounters]:
     """The tier over a guard, and what it counts."""
     counters = SafetyCounters(Histogram(HOLD_BACK_S))
-    return GuardStage(guard, counters, fail_open=fail_open), counters
+    return GuardTier(guard, counters, fail_open=fail_open), counters
 
 
 async def test_llama_guard_names_categories_at_its_own_probability() -> None:

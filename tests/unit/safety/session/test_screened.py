@@ -21,7 +21,7 @@ from app.metering.traffic import Histogram
 from app.safety import moderation
 from app.safety.classifiers.bundled_models import Models
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
-from app.safety.guard.tier import GuardStage
+from app.safety.guard.tier import GuardTier
 from app.safety.policies.notices import Notices
 from app.safety.session.screened import ScreenedSession
 from app.safety.session.service import SafetyService
@@ -67,7 +67,7 @@ class HandGuard:
         self.cancelled = False
 
     async def judge(self, policy: Any, conversation: Any, *, watched: bool) -> Verdict | None:
-        """See GuardStage."""
+        """See GuardTier."""
         self.conversations.append(conversation)
         self.watched.append(watched)
         if self._never:
@@ -133,7 +133,7 @@ class World:
             self.counters,
             database=database,
             log=log,
-            guard=lambda: cast("GuardStage | None", self.guard),
+            guard=lambda: cast("GuardTier | None", self.guard),
         )
         return self.service
 

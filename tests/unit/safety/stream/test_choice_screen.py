@@ -36,7 +36,7 @@ class Scored:
 
 def choice(scores: Sequence[float], rules: Policy | None = None) -> ChoiceScreen:
     """A choice of which the deltas have these scores."""
-    terms = ScreenSetup(
+    setup = ScreenSetup(
         classifier=Scored(*scores),
         policy=rules or policy(),
         hard_list=HardList(["canary song"]),
@@ -49,7 +49,7 @@ def choice(scores: Sequence[float], rules: Policy | None = None) -> ChoiceScreen
         held_s=lambda _seconds, _deltas: None,
         clock_s=lambda: 0.0,
     )
-    return ChoiceScreen(terms)
+    return ChoiceScreen(setup)
 
 
 def word(text: str, tokens: int) -> Delta:

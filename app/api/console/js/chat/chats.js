@@ -279,7 +279,7 @@ class Chat {
 
   regenerate = (message) => this.withIds(message, (own) => this.send([], own.parent_id));
 
-  // Behind what is stored: a server that was killed had sent more.
+  // After what is stored: a server that was killed had sent more.
   continue = (message) => this.withIds(message, (own) => this.send([], own.id, { continue_final_message: true }));
 
   edit(message, content) {
