@@ -46,6 +46,25 @@ def test_what_is_timed_runs_alone(tmp_path: Path):
     assert said.splitlines()[-1] == "the tests 4: passed"
 
 
+@pytest.mark.parametrize(("failures", "word"), [(1, "passed"), (2, "passed"), (3, "failed")])
+def test_a_time_that_is_missed_is_measured_up_to_three_times(tmp_path: Path, failures: int, word: str):
+    """What failed of the last stage is run again; it fails when it fails each time."""
+    marks = str(tmp_path / "marks")
+    alone = f"""
+import pathlib, sys
+marks = pathlib.Path({marks!r})
+marks.open("a").write("1")
+measured = len(marks.read_text())
+assert ("--last-failed" in sys.argv) == (measured > 1)
+sys.exit(measured <= {failures})
+"""
+    with start("", "", alone) as process:
+        said, _ = process.communicate(timeout=40)
+    assert said.splitlines()[-1] == f"the tests 3: {word}"
+    assert process.returncode == (word == "failed")
+    assert len(Path(marks).read_text()) == min(failures + 1, 3)
+
+
 def test_each_test_is_in_one_stage():
     """Whether it starts SGLang or not, is timed or not, and wherever it lies."""
     sglang, servers, others, timed = (
