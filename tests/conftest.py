@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("sglang") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(IMPORTING_S))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what has been imported and collected out of later collections, which stop all threads for it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
