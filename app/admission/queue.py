@@ -136,6 +136,7 @@ class _TierQueue:
         self.tenants: dict[Tenant, None] = {}
         self.waiting: dict[AdmissionRequest, None] = {}
         self.last_served = self.credit = 0.0
+        self.refused_at_s = -math.inf
 
 
 class FairQueue:
@@ -232,7 +233,7 @@ class FairQueue:
         tenant = queued.tenant
         self._levels[tenant.rank].last_served = tenant.served
         waited_s = max(now_s - queued.entered_s, self.waited_s(tenant.rank, now_s))  # it has left the queue
-        if self.waits_above(tenant) and waited_s >= self._tuning.ageing_s[tenant.rank]:
+        if self.is_wanted_above(tenant, now_s) and waited_s >= self._tuning.ageing_s[tenant.rank]:
             self._levels[tenant.rank].credit -= queued.tokens
         for lower in range(tenant.rank + 1, len(TIERS)):
             if self._aged(lower, now_s):
@@ -248,14 +249,32 @@ class FairQueue:
 
     def in_order(self, now_s: float) -> Iterator[AdmissionRequest]:
         """The waiting requests, the next one first; the queue must not change meanwhile."""
-        aged = [r for r in range(1, len(TIERS)) if self._aged(r, now_s) and self._levels[r].credit >= 0]
+        aged = [r for r in range(1, len(TIERS)) if self.has_turn(r, now_s)]
         for rank in (*reversed(aged), *(r for r in range(len(TIERS)) if r not in aged)):
             for tenant in sorted(self._levels[rank].tenants, key=_by_served):
                 yield from islice(tenant.waiting, self._tuning.scanned_of_key)
 
-    def waits_above(self, tenant: Tenant) -> bool:
-        """True if a higher tier waits."""
-        return any(level.waiting for level in self._levels[: tenant.rank])
+    def has_turn(self, rank: int, now_s: float) -> bool:
+        """True if a tier is aged, and goes before those above it."""
+        return self._aged(rank, now_s) and self._levels[rank].credit >= 0
+
+    def waits_up_to(self, rank: int) -> bool:
+        """True if that tier or a higher one waits."""
+        return any(level.waiting for level in self._levels[: rank + 1])
+
+    def waiting_below(self, rank: int) -> set[Tenant]:
+        """The keys of lower tiers with requests that wait."""
+        return {tenant for level in self._levels[rank + 1 :] for tenant in level.tenants}
+
+    def is_wanted_above(self, tenant: Tenant, now_s: float) -> bool:
+        """True if a higher tier waits, or was refused so lately that its clients may come back."""
+        lately_s, above = now_s - self._tuning.refused_s, self._levels[: tenant.rank]
+        return any(level.waiting or level.refused_at_s > lately_s for level in above)
+
+    def refuse(self, tenant: Tenant, now_s: float, wanted_until_s: float) -> None:
+        """Note that a request was refused for want of room."""
+        tenant.refuse(now_s, wanted_until_s)
+        self._levels[tenant.rank].refused_at_s = now_s
 
     def overdue(self, deadlines_s: Sequence[float], now_s: float) -> list[AdmissionRequest]:
         """The requests that have waited for the deadline of their tier."""

@@ -184,7 +184,7 @@ class AdmissionScheduler:
             return Obstacle.SHARE
         if not all(self._may_pass(tenant, ticket.tokens, len(tenant.waiting), other) for other in blocked):
             return Obstacle.ORDER
-        spare = self._spare(tenant, ticket.tokens)
+        spare = self._kept(tenant, ticket.tokens, now_s)
         if not self._has_choices(n, spare):
             return Obstacle.CHOICES
         if not self._decodes(tenant, n, spare):
@@ -198,14 +198,14 @@ class AdmissionScheduler:
         return self._fits_at_end(tenant, tokens, age_s) or self._fits_past(tenant, tokens, age_s, now_s)
 
     def _fits_at_end(self, tenant: Tenant, tokens: int, age_s: float) -> bool:
-        """True if it fits behind all that waits, but for the requests of keys above their share."""
-        over_share = [other for other in self._over_share if other is not tenant]
-        n = len(self._queue) - sum(len(other.waiting) for other in over_share) + 1
-        over_tokens = sum(other.waiting_tokens for other in over_share)
-        over_uncached = sum(other.waiting_uncached_tokens for other in over_share)
+        """True if it fits behind all that waits, but for keys above their share and lower tiers."""
+        passed = (self._over_share | self._queue.waiting_below(tenant.rank)) - {tenant}
+        n = len(self._queue) - sum(len(other.waiting) for other in passed) + 1
+        passed_tokens = sum(other.waiting_tokens for other in passed)
+        passed_uncached = sum(other.waiting_uncached_tokens for other in passed)
         spare = self._tuning.spare
         decodes = not self.num_choices or self.window.fits(self.num_choices + n, spare)
-        return decodes and self._has_queue_room(n, tokens - over_tokens, over_uncached, spare, age_s)
+        return decodes and self._has_queue_room(n, tokens - passed_tokens, passed_uncached, spare, age_s)
 
     def _fits_past(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
         """True if it may pass the blocked request, and fits beside what then waits before it.
@@ -220,7 +220,7 @@ class AdmissionScheduler:
         is_own = blocked.tenant is tenant
         passed_tokens = blocked.tokens if is_own else blocked.tenant.waiting_tokens
         passed_uncached = blocked.uncached_tokens if is_own else blocked.tenant.waiting_uncached_tokens
-        spare = self._spare(tenant, own_tokens)
+        spare = self._kept(tenant, own_tokens, now_s)
         return self._decodes(tenant, n, spare) and self._has_queue_room(
             n, tokens - passed_tokens, passed_uncached, spare, age_s
         )
@@ -244,6 +244,7 @@ class AdmissionScheduler:
         A key within its share of the window does not wait for what others hold of it beyond theirs.
         """
         within = tenant.choices_in_flight + n <= self._share(tenant) * self.window.max_choices
+        within = within and spare < self._tuning.kept_for_higher
         return not self.num_choices or within or self.window.fits(self.num_choices + n, spare)
 
     def _may_pass(self, tenant: Tenant, tokens: int, num_waiting: int, blocked: Ticket) -> bool:
@@ -274,6 +275,12 @@ class AdmissionScheduler:
             return 0.0
         share = self._share(tenant, others=1) * self.kv_budget.capacity_tokens
         return 0.0 if tenant.in_flight_tokens + tokens <= share else self._tuning.spare
+
+    def _kept(self, tenant: Tenant, tokens: int, now_s: float) -> float:
+        """The share of the budget kept from a key: by its tier, or else by its own share."""
+        if self._queue.is_wanted_above(tenant, now_s) and not self._queue.has_turn(tenant.rank, now_s):
+            return self._tuning.kept_for_higher
+        return self._spare(tenant, tokens)
 
     def _slows_others(self, tenant: Tenant, n: int, now_s: float) -> bool:
         """True if a key that has more than its share of what runs would slow the others' answers too much.

@@ -403,6 +403,39 @@ def test_tiers_come_in_order_and_the_low_ones_come_too() -> None:
     run_virtually(main)
 
 
+@pytest.mark.parametrize("pool_tokens", [800, 2_000])
+@pytest.mark.parametrize("num_batch_keys", [1, 6])
+def test_batch_does_not_run_in_the_place_of_refused_interactive_requests(
+    pool_tokens: int, num_batch_keys: int
+) -> None:
+    """They ask again 0.3 s later: batch has little more than its age gives it, and the engine stays full."""
+
+    async def main() -> None:
+        service = Service(pool_tokens, 50_000, step_per_request_s=0, quantum=1)
+        node = Node(service, {"wait_of_ttft": 0.4}, key_slowdown=2.0)
+
+        async def client(name: str, tier: Tier) -> None:
+            while True:
+                seen = await node.ask(key_of(name, tier), 10, 60, retries=0, exact=True)
+                await asyncio.sleep(0 if seen.ended_s else 0.3)
+
+        for number in range(pool_tokens // 60):
+            node.spawn(client("i1", "interactive"))
+            node.spawn(client("i2", "interactive"))
+            node.spawn(client(f"b{number % num_batch_keys}", "batch"))
+        await asyncio.sleep(60)
+        tokens, refused = Counter[str](), Counter[str]()
+        for seen in node.seen:
+            tokens[seen.key[0]] += seen.tokens
+            refused[seen.key[0]] += len(seen.refused)
+        node.stop()
+        assert refused["i"] > 50
+        assert 0 < tokens["b"] < 0.25 * tokens.total()
+        assert tokens.total() > 0.7 * 60 * pool_tokens / 70 / 0.02
+
+    run_virtually(main)
+
+
 def test_idleness_earns_nothing() -> None:
     """A key that comes back after a minute is served as much as the one that was here, not more."""
 
