@@ -69,11 +69,10 @@ class AdmissionTuning:
     at_once_s: float = 0.1  # seconds in the socket from which a request is prechecked though nothing waits
     ageing_s: tuple[float, ...] = (0.0, 5.0, 30.0)  # seconds by tier, after which higher ones are limited
     aged_share: float = 0.25  # tokens of an aged tier for each token of the tiers above it
-    # Share of pool and places, over `spare`, kept from a tier while a higher one waits or was refused lately.
-    # With 0.25 batch gets 26% of an engine that refuses interactive requests, with 0.5 14%, with 0.75 1%; but 0.75
-    # costs 10% of the tokens.
+    # Share of pool and places, > `spare`, kept from a tier while a higher one waits or was refused lately. With 0.25
+    # batch gets 26% of an engine that refuses interactive requests, with 0.5 14%; 0.75 costs a tenth of all tokens.
     kept_for_higher: float = 0.5
-    refused_s: float = 2.0  # seconds, > `poll_s`, in which a refusal is late: clients come back meanwhile
+    refused_s: float = 2.0  # seconds, > `poll_s`, after a refusal in which its client is expected back
     scanned: int = 48  # requests, >= 1, looked at for one that fits
     scanned_of_key: int = 16  # the same of one key
     bypass: float = 1.0  # times the tokens of a request that does not fit, which its key may take past it
