@@ -15,7 +15,7 @@ from app.core import Key
 from app.errors import EngineNotReady
 from app.metering.budgets import Allowance
 from app.metering.limits import Lease
-from app.resume.continue_answer import ContinuedAnswer
+from app.resume.continue_answer import ContinuedStart
 from app.resume.snapshot import SuspendedRequest
 from app.runtime import Runtime
 from app.store.events import StoredStream
@@ -89,12 +89,12 @@ class ContinuedStreams:
         allowance: Allowance | None,
     ) -> None:
         parts, models = self._runtime, None if key is None else key.terms.models
-        answer = ContinuedAnswer(
+        start = ContinuedStart(
             suspended, parts.journal, parts.suspensions, lambda model: parts.check_model(model, models)
         )
         await self._until_ready(stream)
         await parts.pipeline.serve(
-            stream.request, stream, key=key, lease=lease, allowance=allowance, answer=answer
+            stream.request, stream, key=key, lease=lease, allowance=allowance, start=start
         )
 
     async def _until_ready(self, stream: TokenStream) -> None:

@@ -228,7 +228,7 @@ class Intake:
         if not resumable:
             client.on_gone(lambda: self._runtime.streams.leave(stream, reader, grace_s=0.0))
         try:
-            await stream.opened()
+            await stream.status_sent()
         except BaseException:
             reader.close()
             client.stop()
@@ -245,7 +245,7 @@ class Intake:
         grace_s = None if resumable else 0.0
         client.on_gone(lambda: streams.leave(stream, reader, grace_s=grace_s))
         try:
-            await stream.opened()
+            await stream.status_sent()
             await stream.ended()
         finally:
             client.stop()

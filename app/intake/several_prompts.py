@@ -44,7 +44,7 @@ class SeveralPrompts:
         """
         first = self._answers[0]
         try:
-            await first.opened()
+            await first.status_sent()
         except ServingError as error:
             error.with_caller_param(first.request.spelled)
             raise
@@ -95,7 +95,7 @@ class SeveralPrompts:
         self._num_at_work -= 1
 
     async def _end(self, stream: TokenStream) -> None:
-        await stream.opened()
+        await stream.status_sent()
         await stream.ended()
         if stream.error is not None:
             self._stop("cancelled")

@@ -79,7 +79,7 @@ class EngineRun:
         self._metered = lease.metered
         self._has_unbilled = prompt.unbilled_tokens > 0
         self._progress = entry.earlier if entry.earlier.counts else None
-        """None where nothing is handed over once more."""
+        """None if nothing was generated before. A continued answer's tokens are handed over again."""
 
     async def __aenter__(self) -> Self:
         """Start the engine. The status line is sent now where the prompt is judged, else with its verdict.
@@ -118,7 +118,7 @@ class EngineRun:
     def counted(self, delta: Delta) -> Delta | None:
         """Note a delta in ticket, trace and limits. Returns it as billed.
 
-        None where it belongs to a suspended choice, whose last tokens are not released.
+        If the server stops, the aborted choice's last delta is not released: the result is None.
         """
         self._on_ticket(delta)
         self._on_entry(delta)
@@ -165,8 +165,8 @@ class EngineRun:
     async def end(self, screen: AnswerScreen | None) -> Outcome:
         """Decide which end the answer has, and finish its open choices.
 
-        A halt by a screen precedes a limit, a limit the stop of the server, and that a cancellation. The
-        engine is stopped where a screen or a limit ended the answer.
+        If several ends apply, the first of these counts: halt, limit, server stop, cancellation. The engine
+        is stopped where a screen or a limit ended the answer.
 
         Held tokens, and those that the engine makes until it has stopped, are withheld and not billed.
 
@@ -180,17 +180,17 @@ class EngineRun:
         elif self.limit is not None:
             await self._drain_engine()
             if self._finish_choices("length"):
-                stream.notice("budget", self.limit.as_notice())
+                stream.extra_chunk("budget", self.limit.as_notice())
             outcome = Outcome.CANCELLED if trace.stopped else Outcome.BUDGET
         elif stream.suspending and trace.unfinished:
-            if stream.pending:
+            if stream.status_unsent:
                 stream.check_not_stopping()
             raise Suspended
         else:
             self._entry.read_to_end()
             outcome = Outcome.CANCELLED if trace.stopped else Outcome.DONE
             if trace.stopped and stream.cancelled == ABANDONED:  # for a client that asks for it later
-                stream.notice("abandoned", {"message": _ABANDONED})
+                stream.extra_chunk("abandoned", {"message": _ABANDONED})
         self._entry.end(outcome)
         return outcome
 
@@ -213,7 +213,7 @@ class EngineRun:
         if self._screen is None:
             self._screen = self._session.open_screen()
             if self._progress is not None:
-                self._screen = SkipReleased(self._screen, self._stream.held(), self._progress.released)
+                self._screen = SkipReleased(self._screen, self._stream.in_ring(), self._progress.released)
         return self._screen
 
     async def _drain_engine(self) -> None:
@@ -229,7 +229,7 @@ class EngineRun:
         unfinished = self._trace.unfinished
         for choice in unfinished:
             last = Delta(choice, "text", "", (), self._entry.released_counts(choice), reason)
-            self._trace.finished(last)
+            self._trace.record_finish(last)
             self._stream.append(last)
         return bool(unfinished)
 

@@ -21,7 +21,8 @@ from app.stream.token_stream import TokenStream
 RECENT_S = 300.0
 """Seconds for which ended requests are shown, and over which percentiles are taken."""
 MAX_ENDED = 1000
-"""Requests that are remembered after their end. At more than 3 of them a second RECENT_S is not reached."""
+"""Requests that are remembered after their end. If more than 3 end per second, these cover less than
+RECENT_S seconds."""
 MAX_FAILED = 200
 SAMPLE_S = 5.0
 MAX_SAMPLES = 120

@@ -2,7 +2,8 @@
 
 A reader keeps no frames: what was sent and not read lies in the buffer of its `Connection`
 (app.api.http.protocol), whose `ready` is false while it is full. `StreamRegistry` (app.stream.registry)
-cuts a reader that stalls. app.api.http.sse is the response that follows a reader.
+cuts a reader that stalls. app.api.http.sse is the response that follows a reader; what a client sees at
+`ReplayExpired` is there.
 """
 
 from __future__ import annotations

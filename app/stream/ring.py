@@ -86,8 +86,8 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
-    """A chunk without choices, which has one other field: usage, moderation or budget."""
+class ExtraChunk:
+    """A chunk without choices, which has one other field: usage, moderation, budget or abandoned."""
 
     field: str
     value: Mapping[str, Any]
@@ -105,12 +105,12 @@ class Done:
     """The last event of a stream."""
 
 
-ControlEvent = Opened | ToolStarted | Finished | Notice | Failed | Done
+ControlEvent = Opened | ToolStarted | Finished | ExtraChunk | Failed | Done
 _KINDS: Mapping[str, type[ControlEvent]] = {
     "opened": Opened,
     "tool_started": ToolStarted,
     "finished": Finished,
-    "notice": Notice,
+    "notice": ExtraChunk,
     "failed": Failed,
     "done": Done,
 }
@@ -291,8 +291,11 @@ class Ring:
         counts = self._counts[stop - 1] if self._counts is not None else None
         return TextRun(self._names[track - 1], text, logprobs, counts)
 
-    def whole(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """All text by track, and all control events, in the order in which they began."""
+    def contents(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
+        """The text and control events that are still in the ring, in the order in which they began.
+
+        Events that were dropped are missing.
+        """
         merged: dict[int, list[TextRun]] = {}
         for track, start, stop in self._runs(0):
             if track != _CONTROL:

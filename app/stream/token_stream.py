@@ -32,9 +32,9 @@ from app.stream.reader import Reader
 from app.stream.ring import (
     ControlEvent,
     Done,
+    ExtraChunk,
     Failed,
     Finished,
-    Notice,
     Opened,
     Ring,
     TextEvent,
@@ -120,7 +120,7 @@ class TokenStream:
         self._done: asyncio.Future[None] = loop.create_future()
 
     @classmethod
-    def finished(
+    def from_store(
         cls,
         request: ChatRequest,
         wire: Wire,
@@ -199,18 +199,18 @@ class TokenStream:
         if self.readers:
             self._outbox.add(self)
 
-    def notice(self, field: str, value: Mapping[str, Any]) -> None:
+    def extra_chunk(self, field: str, value: Mapping[str, Any]) -> None:
         """Release a chunk without choices."""
-        self._ring.append_control(Notice(field, value))
+        self._ring.append_control(ExtraChunk(field, value))
         self._outbox.add(self)
 
     def conclude(self, usage: Usage, moderation: Mapping[str, Any] | None) -> None:
         """Release the chunks after the last token: moderation and usage."""
         if moderation is not None:
-            self.notice("moderation", moderation)
+            self.extra_chunk("moderation", moderation)
         self.usage = usage_body(usage)
         if self.request.include_usage:
-            self.notice("usage", self.usage)
+            self.extra_chunk("usage", self.usage)
 
     def close(self) -> None:
         """End the stream with [DONE]."""
@@ -277,8 +277,8 @@ class TokenStream:
         return self.cancelled == SUSPENDED
 
     @property
-    def pending(self) -> bool:
-        """True if the request still waits for admission."""
+    def status_unsent(self) -> bool:
+        """True until the status line is out: the request waits for admission, or its prompt's verdict."""
         return not self._opened.done()
 
     @property
@@ -295,14 +295,15 @@ class TokenStream:
 
     def finish_reasons(self) -> dict[int, FinishReason]:
         """The finish reasons of the choices that have ended, as far as they are still in the ring."""
-        return {event.choice: event.finish_reason for event in self.held()[1] if isinstance(event, Finished)}
+        _, events = self.in_ring()
+        return {event.choice: event.finish_reason for event in events if isinstance(event, Finished)}
 
-    def held(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """Text by track and control events, as far as they are still in the ring."""
-        return self._ring.whole()
+    def in_ring(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
+        """The text by track and the control events that are still in the ring."""
+        return self._ring.contents()
 
-    async def opened(self) -> None:
-        """Wait for admission. Raises the ServingError the request was refused with."""
+    async def status_sent(self) -> None:
+        """Wait until the status line is out. Raises the ServingError the request was refused with."""
         await asyncio.shield(self._opened)
 
     async def ended(self) -> None:
@@ -393,7 +394,7 @@ class TokenStream:
     def whole(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
         """All text by track and control events so far, for a whole answer. Raises ReplayExpired."""
         self._check_held(0)
-        return self._ring.whole()
+        return self._ring.contents()
 
 
 def usage_of(counts: Mapping[int, Counts]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ async def test_a_live_request_is_seen_with_its_key_counts_and_readers_and_withou
     assert seen["age_s"] >= seen["phase_s"] >= 0
     assert (seen["position"], seen["stops_in_s"], seen["cancelled"]) == (None, None, None)
     load = await get(served, "/api/admin/live", admin)
-    answer = served.stream(seen["id"]).held()
+    answer = served.stream(seen["id"]).in_ring()
     texts = {WORD, *(run.text.decode() for run in answer[0].values())}
     assert len(texts) == 2
     assert not [text for text in texts if text in json.dumps([listed, load])]

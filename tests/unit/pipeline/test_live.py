@@ -33,7 +33,7 @@ class Request:
         delta = Delta(0, "text", "", (1,), Counts(9, tokens, 3), reason)
         self.trace.record(delta)
         if reason is not None:
-            self.trace.finished(delta)
+            self.trace.record_finish(delta)
 
     def phase(self, *, engine_ready: bool = True) -> str:
         """The stage that admins see."""

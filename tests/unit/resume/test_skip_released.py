@@ -37,7 +37,7 @@ def resumed(*before: Delta, screen: Any = None) -> SkipReleased:
     """The screen of an answer of which these were released."""
     counts = {delta.choice: delta.counts for delta in before}
     logprobs = any(delta.logprobs for delta in before)
-    return SkipReleased(screen or PassThrough(), released(*before, logprobs=logprobs).held(), counts)
+    return SkipReleased(screen or PassThrough(), released(*before, logprobs=logprobs).in_ring(), counts)
 
 
 def texts(deltas: Sequence[Delta]) -> list[str]:
