@@ -90,7 +90,7 @@ class JournalEntry:
         """
         self.stream = stream
         self.turn = turn
-        self.earlier = progress
+        self.suspended_progress = progress
         self.key_id = key_id
         self.terms = terms
         self.begun_s = time.monotonic()

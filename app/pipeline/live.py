@@ -88,7 +88,7 @@ class LiveRequests:
         return len(self._live)
 
     @contextlib.contextmanager
-    def noted(self, stream: TokenStream, trace: Trace, key: Key | None) -> Iterator[None]:
+    def tracked(self, stream: TokenStream, trace: Trace, key: Key | None) -> Iterator[None]:
         """Show a request for as long as it is in the pipeline, and for a while after its end."""
         live = self._live[trace] = LiveRequest(trace, stream, key)
         self._ended_tokens -= trace.completion_tokens  # an earlier process generated these

@@ -95,8 +95,8 @@ class Pipeline:
         finalizer = Finalizer(
             self._journal, self._suspensions, self._traffic, self._log, trace, lease, start, self._on_ended
         )
-        noted, settled = self._live.noted(stream, trace, key), finalizer.settle_on_exit(stream, session)
-        with noted, settled, self._history.claim(request):
+        tracked, settled = self._live.tracked(stream, trace, key), finalizer.settle_on_exit(stream, session)
+        with tracked, settled, self._history.claim(request):
             backend.precheck(request, key)
             turn = await start.load(request, session)
             prompt = start.engine_prompt(await _render(session, backend, turn.request))
@@ -126,9 +126,9 @@ class Pipeline:
                             entry.released(released)
                             # Into the ring, and to its readers in the next turn of the loop.
                             stream.append(released)
-                            if run.budgeted and run.charge():
+                            if run.has_allowance and run.charge():
                                 break
-                        if screen.halted is not None or run.limit is not None:
+                        if screen.halted is not None or run.exhausted is not None:
                             break
                     outcome = await run.end(screen)
                 ticket.release()  # the next request's room does not wait for the commit

@@ -77,9 +77,9 @@ class SkipReleased:
         """Review the held text, as `AnswerScreen.review`. Raises OutputMismatch too."""
         return list(self._unreleased(await self._screen.review()))
 
-    def drain(self) -> Sequence[Delta]:
-        """The rest, as `AnswerScreen.drain`; nothing of an answer that differs."""
-        passed = self._screen.drain()
+    def take_releasable(self) -> Sequence[Delta]:
+        """The rest, as `AnswerScreen.take_releasable`; nothing of an answer that differs."""
+        passed = self._screen.take_releasable()
         try:
             return list(self._unreleased(passed))
         except OutputMismatch:  # it has broken off for another reason already

@@ -28,7 +28,7 @@ class FrameSink(Protocol):
         """Send frames in one call. Does nothing after the client has left."""
         ...
 
-    async def drained(self) -> None:
+    async def caught_up(self) -> None:
         """Wait until the client has caught up, or is gone."""
         ...
 
@@ -97,7 +97,7 @@ class Reader:
         self.sink = sink
         self.stalling = True
         try:
-            await sink.drained()
+            await sink.caught_up()
         finally:
             self.stalling = False
 

@@ -68,9 +68,9 @@ class Answers:
 
     review_at = 0.5
 
-    def start(self, prior: float) -> Answer:
+    def start(self, prompt_harm: float) -> Answer:
         """See app.safety.stream.answer_review.AnswerClassifier."""
-        return Answer(prior)
+        return Answer(prompt_harm)
 
 
 @dataclass

@@ -32,7 +32,7 @@ class Client:
         """See FrameSink."""
         self.frames.extend(sent)
 
-    async def drained(self) -> None:
+    async def caught_up(self) -> None:
         """See FrameSink."""
         await self.reads.wait()
 

@@ -301,13 +301,13 @@ class HoldingScreen:
             self.halted = Verdict("block", "S2", 1.0, 0.5, "stream", "policy")
             return ()
         self._held.append(delta)
-        return () if delta.text.startswith("held") else self.drain()
+        return () if delta.text.startswith("held") else self.take_releasable()
 
     async def review(self) -> Sequence[Delta]:
         """See AnswerScreen."""
         return ()
 
-    def drain(self) -> Sequence[Delta]:
+    def take_releasable(self) -> Sequence[Delta]:
         """See AnswerScreen."""
         released, self._held = self._held, []
         return released

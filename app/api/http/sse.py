@@ -31,7 +31,7 @@ class PlainSink:
 
     def __init__(self, sink: FrameSink) -> None:
         self._sink = sink
-        self.ready, self.drained, self.abort = sink.ready, sink.drained, sink.abort
+        self.ready, self.caught_up, self.abort = sink.ready, sink.caught_up, sink.abort
 
     def write(self, *frames: bytes) -> None:
         """Send the `data:` lines of frames."""

@@ -139,7 +139,7 @@ async def test_a_screen_that_halts_within_what_was_released_halts_at_once():
 async def test_what_is_held_back_at_a_failure_is_released_if_it_is_new(text: str, rest: list[str]):
     """Of an answer that differs, nothing."""
     screen = resumed(said("held", 2), screen=HoldingScreen(held=[said(text, 2)]))
-    assert texts(screen.drain()) == rest
+    assert texts(screen.take_releasable()) == rest
 
 
 class WithholdingScreen(HoldingScreen):

@@ -98,7 +98,7 @@ async def test_a_suspended_stream_has_no_end(world: Generations):
         def write(self, *frames: bytes) -> None:
             del frames
 
-        async def drained(self) -> None:
+        async def caught_up(self) -> None:
             pass
 
         def abort(self) -> None:

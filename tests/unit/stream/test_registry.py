@@ -45,7 +45,7 @@ class Sink:
         """Fail: it is not ready."""
         raise AssertionError(frames)
 
-    async def drained(self):
+    async def caught_up(self):
         """Wait for the cut."""
         await self.aborted.wait()
 

@@ -54,7 +54,7 @@ class Client:
         """Take frames."""
         self.frames.extend(frames)
 
-    async def drained(self):
+    async def caught_up(self):
         """Wait until the client reads."""
         await self.reading.wait()
 

@@ -110,7 +110,7 @@ class Kept:
     def write(self, *frames: bytes) -> None:
         self.sent += frames
 
-    async def drained(self) -> None:
+    async def caught_up(self) -> None:
         """It never lags."""
 
     def abort(self) -> None:

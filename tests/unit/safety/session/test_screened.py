@@ -517,7 +517,7 @@ async def test_answer_to_a_watched_prompt_is_heard_with_that_in_mind(world: Worl
     async with running() as made:
         says(made, "fine")
         await made.serve(asked(f"a {WATCHED} thing"))
-    assert cast("WordModel", world.models.answers).priors[0] > 0.1
+    assert cast("WordModel", world.models.answers).prompt_harms[0] > 0.1
 
 
 async def test_flagged_answer_is_released_and_recorded(world: World, running):
@@ -564,7 +564,7 @@ async def test_halted_answer_stands_though_its_prompt_cannot_be_scored_any_more(
 async def test_stream_screen_that_breaks_releases_nothing_more(world: World, running, starts: bool):
     """Whether it throws or cannot be had; the failure is counted and logged without its message."""
     world.models = Models(
-        world.models.prompts, Throwing(starts=starts), world.models.second_stage, world.models.directory
+        world.models.prompts, Throwing(starts=starts), world.models.reviewer, world.models.directory
     )
     async with running() as made:
         says(made, "a text that is long enough to be heard")
@@ -582,7 +582,7 @@ async def test_stream_screen_that_breaks_lets_pass_where_the_server_fails_open(
 ):
     """And says so to who asked for the moderation; what it let pass is not remembered as judged."""
     world.models = Models(
-        world.models.prompts, Throwing(starts=False), world.models.second_stage, world.models.directory
+        world.models.prompts, Throwing(starts=False), world.models.reviewer, world.models.directory
     )
     world.fail_open = True
     async with running() as made:
@@ -601,7 +601,7 @@ async def test_stream_screen_whose_failure_cannot_even_be_counted_lets_nothing_p
 ):
     """Though the server fails open."""
     world.models = Models(
-        world.models.prompts, Throwing(starts=False), world.models.second_stage, world.models.directory
+        world.models.prompts, Throwing(starts=False), world.models.reviewer, world.models.directory
     )
     world.fail_open = True
 
