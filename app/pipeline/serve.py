@@ -12,7 +12,7 @@ From the route to the socket:
     Pipeline.serve                 here
     EngineRun                      app/pipeline/engine_run.py      opens the stream, as `Intake.events` awaits
     TokenStream.append             app/stream/token_stream.py      into the ring
-    Outbox                         app/stream/token_stream.py      all streams together, in the next turn
+    Outbox                         app/stream/token_stream.py      all streams together, in the next tick
     Reader.on_event                app/stream/reader.py
     Connection.write               app/api/http/protocol.py        a frame for all that is waiting
 
@@ -124,7 +124,7 @@ class Pipeline:
                             if released.finish_reason is not None:
                                 trace.record_finish(released)
                             entry.released(released)
-                            # Into the ring, and to its readers in the next turn of the loop.
+                            # Into the ring, and to its readers in the next tick of the loop.
                             stream.append(released)
                             if run.has_allowance and run.charge():
                                 break

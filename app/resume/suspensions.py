@@ -6,7 +6,7 @@
     settled by                       | a suspended request
     Suspensions.expire               | that no client resumed in time
     Suspensions.settle_conversation  | whose conversation was deleted
-    ContinuedStreams.find            | that this version cannot read, or with damaged events
+    ContinuedStreams.find_or_continue            | that this version cannot read, or with damaged events
     ContinuedStreams._continue       | whose key was revoked or has expired
     ContinuedStart.fail              | that is refused, as its model is gone, or cancelled
 

@@ -125,7 +125,7 @@ class Ring:
         self, limit_bytes: int, *, logprobs: bool = False, counts: bool = False, first_id: int = 1
     ) -> None:
         self._limit_bytes = limit_bytes
-        self.plain = not logprobs and not counts
+        self.text_only = not logprobs and not counts
         """True if events have text only, without log probabilities and counts."""
         self.first_id = first_id
         self._tracks = array("H")
@@ -206,7 +206,7 @@ class Ring:
         if self._counts is not None:
             self._counts.append(total_counts(self._counts_of))
         # The cheap test first: plain events are little but their text.
-        if num_bytes + 6 * len(tracks) > self._limit_bytes or not self.plain:
+        if num_bytes + 6 * len(tracks) > self._limit_bytes or not self.text_only:
             self._trim()
         return self.first_id + len(tracks) - 1
 

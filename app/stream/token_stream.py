@@ -1,6 +1,6 @@
 """TokenStream: what one generation has released, and the readers that follow it.
 
-The generation writes events, and any number of readers send them to clients. What was written in one turn of
+The generation writes events, and any number of readers send them to clients. What was written in one tick of
 the event loop is sent in the next one, in one frame: while the loop keeps up, a frame has one token. A reader
 that lags gets several events in one frame too, without a gap, and does not slow other readers.
 `StreamRegistry` owns every live and every recently finished stream of the process (app.stream.registry).
@@ -74,7 +74,7 @@ class Wire(Protocol):
 
 
 class Outbox:
-    """The streams that have unsent events: sent together, one turn of the event loop after the first."""
+    """The streams that have unsent events: sent together, one tick of the event loop after the first."""
 
     __slots__ = ("_unsent",)
 
@@ -82,7 +82,7 @@ class Outbox:
         self._unsent: dict[TokenStream, None] = {}
 
     def add(self, stream: TokenStream) -> None:
-        """Send the stream's events in the next turn."""
+        """Send the stream's events in the next tick."""
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._send)
         self._unsent[stream] = None
@@ -109,7 +109,7 @@ class TokenStream:
         self.usage: Mapping[str, Any] | None = None
         self._wire = wire
         self._ring = ring
-        self._plain = ring.plain
+        self._text_only = ring.text_only
         self._abort: Callable[[], None] | None = None
         self._frame: tuple[int, int, bytes] = (-1, -1, b"")
         self._newest: TextEvent = (0, TextTrack(0, "text"), b"")
@@ -378,7 +378,7 @@ class TokenStream:
         if start == cursor:
             return last_id, frame
         event_id, track, text = self._newest
-        if event_id == cursor + 1 and self._plain:  # most frames
+        if event_id == cursor + 1 and self._text_only:  # most frames
             frame = self._wire.text(event_id, track, text)
             self._frame = (cursor, event_id, frame)
             return event_id, frame

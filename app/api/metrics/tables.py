@@ -237,7 +237,7 @@ TABLES = (
         gauge tokenring_degraded_pressure | 1 | pressure
             Pressure that decides the step: the expected wait divided by the longest allowed one, or the
             share of the queue in use; the larger.
-        counter tokenring_degraded_requests_total | requests | touched | done
+        counter tokenring_degraded_requests_total | requests | requests_by_measure | done
             Requests affected by degraded mode: shortened, answered by the small model, or refused.
         """,
     ),

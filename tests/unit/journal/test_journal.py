@@ -272,7 +272,7 @@ async def test_answer_whose_beginning_has_left_memory_is_stored_whole(world: Gen
     request = conversing()
     stream = world.stream(request)
     stream._ring = Ring(4096)
-    stream._plain = stream._ring.plain
+    stream._text_only = stream._ring.text_only
     running = await reserved(world, request, stream=stream)
     text = "".join(f"word {number:05} " for number in range(600))
     for word in text.split(" ")[:-1]:

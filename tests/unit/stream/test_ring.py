@@ -288,7 +288,7 @@ def fill(ring: Ring, events) -> None:
 def same(restored: Ring, ring: Ring, cursors) -> None:
     """Every step from every cursor is the same, and the whole too."""
     assert restored.last_id == ring.last_id
-    assert restored.plain == ring.plain
+    assert restored.text_only == ring.text_only
     for cursor in cursors:
         (last_id, content), (expected_id, expected) = restored.after(cursor), ring.after(cursor)
         assert last_id == expected_id
