@@ -154,7 +154,7 @@ class Intake:
             raise
         except ServingError as error:
             if not several:  # else it is that of a prompt, which names itself
-                error.with_caller_param(sent.spelled)
+                error.with_caller_param(sent.caller_names)
             raise
 
     async def _answer_all(

@@ -59,7 +59,7 @@ class ModelSelector:
         """A prompt of token ids with its text, which the screens read."""
         if chat.raw is None or chat.raw.token_ids is None:
             return chat
-        token_ids, place = chat.raw.token_ids, chat.spelled["prompt"]
+        token_ids, place = chat.raw.token_ids, chat.caller_names["prompt"]
         if chat.model == AUTO:
             raise UnsupportedParameter(
                 f"{place}: token ids belong to one model's vocabulary; name the model, or send text.",

@@ -46,7 +46,7 @@ class SeveralPrompts:
         try:
             await first.status_sent()
         except ServingError as error:
-            error.with_caller_param(first.request.spelled)
+            error.with_caller_param(first.request.caller_names)
             raise
         workers = [asyncio.create_task(self._work(first))]
         workers += [asyncio.create_task(self._work()) for _ in range(1, self._num_at_work)]
@@ -86,7 +86,7 @@ class SeveralPrompts:
                     self._answers.pop(number, None)
                     break
                 if not isinstance(error, Overloaded | RateLimited) or self._num_at_work == 1:
-                    error.with_caller_param(chat.spelled)
+                    error.with_caller_param(chat.caller_names)
                     raise
                 # A worker that still runs takes this prompt later, when its own has ended.
                 self._answers.pop(number, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -509,6 +510,7 @@ def test_a_request_comes_back_as_it_was(token_ids: Sequence[int] | None):
         body=body,
         past=[[1, 2], [3]],
         raw=RawPrompt("text", token_ids, "preface"),
+        caller_names={"max_tokens": "n_predict"},
         placement=Placement("salt", 20, 0.0, {"x-model": "small"}, length_capped=True),
     )
     turn = LoadedTurn(request, run_seqs=[4, 5], strikes=1, from_store=[False, True])
@@ -529,6 +531,15 @@ def test_a_request_comes_back_as_it_was(token_ids: Sequence[int] | None):
     assert [list(run) for run in back.progress.token_ids] == [[1, 2, 3], []]
     assert (back.progress.counts, back.progress.released) == (progress.counts, progress.released)
     assert (back.key_id, back.safety, back.terms) == ("key_1", {"a": 1}, TERMS)
+
+
+def test_a_name_in_the_store_does_not_change_with_the_source():
+    """An earlier version wrote the caller's names of parameters as `spelled`, and may read this."""
+    names = {"max_tokens": "n_predict"}
+    request = dataclasses.replace(asked(), caller_names=names)
+    packed = json.loads(pack(7, None, LoadedTurn(request), Progress(), {}).request)
+    assert packed["request"]["spelled"] == names
+    assert "caller_names" not in packed["request"]
 
 
 @pytest.mark.parametrize("request_json", [b"{}", b"not JSON", b'{"version": 99}'])
