@@ -189,14 +189,14 @@ async def test_nothing_of_it_is_called_for_a_token(serve: Serve, monkeypatch: py
 
         monkeypatch.setattr(owner, name, counting)
 
-    for owner, name in ((Trace, "stages"), (Trace, "fields"), (type(served.runtime.live), "noted")):
+    for owner, name in ((Trace, "stages"), (Trace, "fields"), (type(served.runtime.live), "tracked")):
         count(owner, name)
     counted = []
     for tokens in ("2", "200"):
         await served.post(chat(tokens, stream=False))
         counted.append(sorted(calls))
         calls.clear()
-    assert counted == [["fields", "fields", "noted"]] * 2
+    assert counted == [["fields", "fields", "tracked"]] * 2
 
 
 async def test_the_safety_report_is_the_commands(serve: Serve):

@@ -28,9 +28,7 @@ class GenerationRoutes:
     async def attach(self, request: Request, caller: Caller) -> Response | EventStream:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
         after = last_event_id(request)
-        wants_data_lines_only(
-            request.headers
-        )  # a wrong value is refused before a suspended answer is continued
+        wants_data_lines_only(request.headers)  # a wrong value is refused before an answer is continued
         await self._intake.wait_for_tick(caller)
         stream = await self._find(request, caller, after)
         if request.method == "HEAD":
