@@ -1,8 +1,9 @@
 """Estimates of admission: the lengths of answers, and the tokens of KV memory that are freed per second.
 
 Both are kept beside the store, so that a restarted server knows what it can promise. Lengths are estimated
-anew while an answer grows, with their variance: app.admission.budget sets KV memory aside by them. What a
-key's limit is charged for an answer that has not begun is a simpler estimate, of app.metering.estimate.
+anew while an answer grows, with their variance, because the KV memory that is set aside by them must not run
+out (app.admission.budget). A key's limit is charged once before an answer begins (app.metering.limits), for
+which a mean is enough: app.metering.estimate.
 """
 
 from __future__ import annotations
