@@ -252,7 +252,7 @@ class FairQueue:
         aged = [r for r in range(1, len(TIERS)) if self.has_turn(r, now_s)]
         for rank in (*reversed(aged), *(r for r in range(len(TIERS)) if r not in aged)):
             for tenant in sorted(self._levels[rank].tenants, key=_by_served):
-                yield from islice(tenant.waiting, self._tuning.scanned_of_key)
+                yield from islice(tenant.waiting, self._tuning.max_scanned_of_key)
 
     def has_turn(self, rank: int, now_s: float) -> bool:
         """True if a tier is aged, and goes before those above it."""

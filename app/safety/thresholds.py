@@ -40,6 +40,13 @@ ENCODED_TEXTS = 128
 """Texts before the newest turns that the encoder reads: those that the n-grams find worst."""
 ENCODED_SLICES = 8
 """Slices between the ends of a text that the encoder reads: those that the n-grams find worst."""
+DOUBTED_SENTENCE = 0.6
+"""The harm of a sentence by the n-grams from which on the encoder reads a prompt that they pass as a whole: a
+quarter of ordinary English prompts, and each of 145 harmful requests behind an article."""
+FAST_SENTENCES = 16
+"""Sentences that the n-grams read on the loop, some 60 us each; of a longer text they are never sure."""
+COUNTED_SENTENCES = 16
+"""The more sentences, the more strictly each is judged, up to so many: more would hide one among them."""
 
 # Answers, in tokens unless said otherwise.
 
@@ -62,8 +69,8 @@ HITS_TO_REVIEW = 2
 RECHECK_GROWTH, RECHECK_MIN_TOKENS = 2, 32
 """The factor by which an answer grows until it is reviewed again, and the least length then."""
 RECHECK_LOGIT_STEP = 1.0
-"""The rise of the score's logit after which an answer is reviewed again: with it 12% of ordinary answers are
-reviewed, 0.2 times an answer; of 20% no more harmful ones would be halted."""
+"""The rise of the score's logit after which an answer is reviewed again. With this step 12% of ordinary
+answers are reviewed, 0.2 reviews an answer on average. Reviewing 20% would halt no more harmful answers."""
 READ_AT_ONCE_TOKENS = 4
 """Tokens that are scored at once without doubt, where twice as many are held anyway."""
 REVIEWED_CHARS = 600
