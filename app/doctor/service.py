@@ -190,7 +190,7 @@ def data_folder(subject: Subject) -> Finding:
 
 
 def _refusal(folder: Path) -> str:
-    """The reason for which `serve` would not open the store, if there is one; damage is sought for a while."""
+    """The reason for which `serve` would not open the store, or empty; damage is sought for a while."""
     if not (folder / FILE_NAME).exists():
         return ""
     try:

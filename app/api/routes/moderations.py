@@ -66,7 +66,7 @@ class ModerationRoutes:
         texts = await body.parse_as(parse_moderation)
         if self._safety is None:
             raise SafetyUnavailable(
-                'This server runs with safety off: nothing is classified. Its operator can set safety = "on".',
+                "This server runs with safety off: nothing is classified. Its operator can set `safety`.",
                 should_retry=False,
             )
         lease.charge_tokens(texts_estimate(texts, self._limiter.count_text))

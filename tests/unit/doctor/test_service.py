@@ -24,7 +24,7 @@ from app.engine.sglang.args import BUILTIN_MODEL
 from app.store.backup import make_missing, transaction
 from app.store.database import FILE_NAME
 from app.store.keys import create, revoke
-from app.store.opening import StoreRefused, lock, prepare, refusal
+from app.store.opening import StoreRefused, prepare, refusal
 
 HOLD = (
     "import sys; from app.store.opening import lock; from pathlib import Path; held = lock(Path(sys.argv[1]))"
@@ -214,6 +214,18 @@ def test_a_data_directory_that_cannot_be_used(fake: Any, monkeypatch: pytest.Mon
     assert (finding.status, "chown" in finding.advice) == ("failure", True)
 
 
+def refused(store: Path) -> str:
+    """The words in which a server refuses a store."""
+    try:
+        with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as connection:
+            prepare(connection, store)
+    except StoreRefused as exc:
+        return str(exc)
+    except sqlite3.Error as exc:
+        return refusal(store, exc)
+    return ""
+
+
 @pytest.mark.parametrize("fault", ["newer", "random", "page"])
 def test_a_store_that_serve_refuses(fake: Any, fault: str) -> None:
     """Of a newer version, no database, or damaged inside: a failure, in the words of `serve`."""
@@ -229,13 +241,7 @@ def test_a_store_that_serve_refuses(fake: Any, fault: str) -> None:
         kept = content[:8192] if fault == "page" else b""
         store.write_bytes(kept + bytes(range(256)) * ((len(content) - len(kept)) // 256))
     finding = service.data_folder(fake.subject)
-    with pytest.raises(StoreRefused) as refused, lock(folder):
-        with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as connection:
-            try:
-                prepare(connection, store)
-            except sqlite3.Error as exc:
-                raise StoreRefused(refusal(store, exc)) from exc
-    assert (finding.status, finding.detail) == ("failure", str(refused.value))
+    assert (finding.status, finding.detail) == ("failure", refused(store))
 
 
 def test_wrong_prices(fake: Any) -> None:
