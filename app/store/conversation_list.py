@@ -30,6 +30,8 @@ _SEARCHED_CHARS = 100_000
 """A word that stands later in a message is in no excerpt."""
 _MIN_BEGINNING = 4
 """Letters. FTS5 reads all that a beginning matches before its first row, for `th` most of the index."""
+_PHRASE_WORDS = 16
+"""FTS5 reads all words of a phrase in each row that has them; a longer phrase is sought in pieces."""
 _RUN_ON = re.compile("[\u0e00-\u1dff\u2e80-\U0010ffff]")
 """Letters of scripts that say much with one letter: Thai to CJK."""
 
@@ -113,8 +115,10 @@ def match_all(words: str, owner: str) -> str:
     phrases: dict[str, None] = {}
     last: list[str] = []
     for word in words.split():
-        if last := folded(word):
-            phrases.setdefault('"' + " ".join(mark + prefix for prefix in last) + '"')
+        last = folded(word)
+        for start in range(0, len(last), _PHRASE_WORDS):
+            piece = last[start : start + _PHRASE_WORDS]
+            phrases.setdefault('"' + " ".join(mark + prefix for prefix in piece) + '"')
     if not phrases:
         return ""
     as_beginning = sum(map(len, last)) >= _MIN_BEGINNING or any(map(_RUN_ON.search, last))

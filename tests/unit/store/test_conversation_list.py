@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from app.errors import BadRequest, NotFound
 from app.store import conversation_list
-from app.store.conversation_list import ConversationPage, _excerpt, delete, rename, restore
+from app.store.conversation_list import (
+    ConversationPage,
+    _excerpt,
+    delete,
+    match_all,
+    rename,
+    restore,
+)
 from app.store.indexing import index
 from app.store.words import folded
 from tests.support.conversing import NOW_US, Chats
@@ -283,6 +290,12 @@ def test_a_long_question_without_spaces_finds_itself():
     text = "".join(chr(0x4E00 + 7 * number % 2000) for number in range(1000))
     chats.turn("conv_1", asked=text)
     assert listed(chats, text) == ["conv_1"]
+
+
+def test_a_letter_repeated_is_no_long_search():
+    """A phrase of 1,000 frequent letters took minutes: it is sought in pieces, and equal ones once."""
+    assert match_all("的" * 1000, "local").count("的") == 16 + 1000 % 16
+    assert match_all("de-" * 300, "local").count("de") == 16 + 300 % 16
 
 
 def test_a_short_word_is_looked_for_as_it_stands():
