@@ -55,6 +55,7 @@ class ContinuedStreams:
             else:
                 chat = suspended.turn.request
                 stream = TokenStream.continued(chat, make_wire(chat), ring, suspended.progress.released)
+                stream.unseen = stored.usage.all_withheld
                 stream.check_sent(after)  # for a reader that is refused, the answer must not be continued
                 if not continues:
                     return stream

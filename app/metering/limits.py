@@ -272,7 +272,7 @@ class KeyLease(Lease):
         if usage.running.get(self._request_id) is self:  # a continued answer may have taken its place
             del usage.running[self._request_id]
         completion_tokens = sum(self._new_tokens(i, made.completion_tokens) for i, made in counts.items())
-        if self._n:
+        if self._n and counts:  # else the engine never had it, and its time says nothing of an answer's
             usage.learn(self._limiter.clock_s() - self.began_s, completion_tokens / self._n)
         if self._limit is None:
             return

@@ -336,7 +336,8 @@ class StreamRegistry:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._waiting_ended.wait(), timeout_s)
         for stream in list(self._live.values()):
-            stream.cancel(reason)
+            is_lost = stream.unreleased and not stream.resumable  # its client has no way to ask for it again
+            stream.cancel(SHUTDOWN if is_lost else reason)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
         for task in self._tasks:

@@ -100,6 +100,8 @@ class TokenStream:
         self.request = request
         self.resumable = request.resumable
         """True if a client that leaves may return: its request says so, or it has returned before."""
+        self.unseen = False
+        """True while nobody is sent events of it: its client waits for the whole answer."""
         self.readers: set[Reader] = set()
         self.cancelled: str | None = None
         self.error: ServingError | None = None
@@ -226,6 +228,9 @@ class TokenStream:
             self._opened.exception()  # retrieved: no task may await it
             self._finish()
             return
+        if self.unreleased:  # it is not billed, so nobody is to get it later either
+            self._ring = self._ring.emptied()
+            self._newest = (0, TextTrack(0, "text"), b"")
         self._ring.append_control(Failed(error.as_body()))
         self.close()
 
@@ -270,6 +275,11 @@ class TokenStream:
     def refused(self) -> bool:
         """True if the stream ended before it was opened."""
         return self._opened.done() and self._opened.exception() is not None
+
+    @property
+    def unreleased(self) -> bool:
+        """True if its text has reached nobody, no conversation either."""
+        return self.unseen and self.request.conversation_id is None
 
     @property
     def suspending(self) -> bool:
