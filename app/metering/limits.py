@@ -5,8 +5,8 @@
 `begin` precedes reading the body, `charge` any other expensive work. Both are synchronous:
 between looking and charging nothing else runs. What a request did not use it gives back. What its answer
 makes beyond its estimate is charged as it is made, and is its key's debt where the window has no room
-(app.metering.rates). An answer ends where its request has used a whole window, or its key owes one.
-Nothing here outlives the process.
+(app.metering.rates). An answer ends when its request has used one minute's tokens, or its key's debt is one
+minute's tokens. Nothing here outlives the process.
 
 `Intake` (app.intake.open_stream) begins and charges a lease, and returns it if the request fails before its
 generation. From then on `Pipeline.serve` corrects it, `EngineRun` calls `on_delta`, and `Finalizer`
@@ -96,8 +96,8 @@ class Lease:
     def release(self, counts: Mapping[int, Counts]) -> None:
         """Charge what was used, by choice, and release the rest; a second call does nothing."""
 
-    def withdraw(self) -> None:
-        """End the lease of a request that never began: it counts in no limit, not even as a request."""
+    def withdraw(self, counts: Mapping[int, Counts] | None = None) -> None:
+        """End the lease of a request that is refused with 503: as `release`, and it counts as no request."""
 
 
 UNLIMITED = Lease()
@@ -285,11 +285,10 @@ class KeyLease(Lease):
         else:
             self._give_back(-beyond)
 
-    def withdraw(self) -> None:
-        """Settle a request that never began: it counts as none."""
+    def withdraw(self, counts: Mapping[int, Counts] | None = None) -> None:
         if not self._released and self._request is not None:
             self._usage.requests.give_back(self._request, 1)
-        self.release({})
+        self.release(counts or {})
 
 
 class Limiter:

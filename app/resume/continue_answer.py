@@ -26,7 +26,7 @@ from app.stream.token_stream import ABANDONED, SHUTDOWN, STORAGE, SUSPENDED, Tok
 ByChoice = Mapping[int, Counts]
 
 
-class NewAnswer:
+class AnswerStart:
     """An answer from its first token."""
 
     progress = Progress()
@@ -67,7 +67,7 @@ class NewAnswer:
         return None
 
 
-class ContinuedAnswer(NewAnswer):
+class ContinuedStart(AnswerStart):
     """An answer that an earlier process began. Its stream has the events that were released."""
 
     def __init__(
@@ -122,7 +122,7 @@ class ContinuedAnswer(NewAnswer):
 
 def _stop(stream: TokenStream, entry: JournalEntry) -> None:
     """End a cancelled answer as one that is cancelled while the engine generates it."""
-    for choice in set(range(stream.request.n)) - stream.finish_reasons().keys():
+    for choice in sorted(set(range(stream.request.n)) - stream.finish_reasons().keys()):
         stream.append(Delta(choice, "text", "", (), entry.released_counts(choice), "abort"))
     entry.end(Outcome.CANCELLED)
     stream.conclude(entry.usage(), None)
