@@ -95,7 +95,9 @@ class StreamRegistry:
 
     # The life of a stream
 
-    def create(self, request: ChatRequest, wire: Wire, *, limit_bytes: int | None = None) -> TokenStream:
+    def create(
+        self, request: ChatRequest, wire: Wire, *, limit_bytes: int | None = None, unseen: bool = False
+    ) -> TokenStream:
         """A new, pending stream, whose ring holds `limit_bytes`. Raises Draining, Unavailable."""
         settings, full = self._settings, ""
         if self._draining:
@@ -108,7 +110,7 @@ class StreamRegistry:
             raise Unavailable(full, code="too_many_streams", retry_after_s=2)
         limit_bytes = limit_bytes or settings.stream_bytes
         ring = Ring(limit_bytes, logprobs=request.logprobs, counts=request.continuous_usage)
-        stream = TokenStream(request, wire, ring)
+        stream = TokenStream(request, wire, ring, unseen=unseen)
         self._add(stream)
         return stream
 

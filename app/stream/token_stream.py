@@ -96,11 +96,11 @@ class Outbox:
 class TokenStream:
     """One generation's released events, from the first to `[DONE]`."""
 
-    def __init__(self, request: ChatRequest, wire: Wire, ring: Ring) -> None:
+    def __init__(self, request: ChatRequest, wire: Wire, ring: Ring, *, unseen: bool = False) -> None:
         self.request = request
         self.resumable = request.resumable
         """True if a client that leaves may return: its request says so, or it has returned before."""
-        self.unseen = False
+        self.unseen = unseen
         """True while nobody is sent events of it: its client waits for the whole answer."""
         self.readers: set[Reader] = set()
         self.cancelled: str | None = None
@@ -142,13 +142,19 @@ class TokenStream:
 
     @classmethod
     def continued(
-        cls, request: ChatRequest, wire: Wire, ring: Ring, counts: Mapping[int, Counts]
+        cls,
+        request: ChatRequest,
+        wire: Wire,
+        ring: Ring,
+        counts: Mapping[int, Counts],
+        *,
+        unseen: bool = False,
     ) -> TokenStream:
         """A live stream that was opened in another process, with its events in `ring`.
 
         `counts` are those of each choice at the last of them.
         """
-        stream = cls(request, wire, ring)
+        stream = cls(request, wire, ring, unseen=unseen)
         ring.continue_from(counts)
         stream._opened.set_result(None)
         return stream
@@ -341,6 +347,10 @@ class TokenStream:
     def expect_return(self) -> None:
         """Note that a client has returned to it, and so may do it again."""
         self.resumable = True
+
+    def note_seen(self) -> None:
+        """Note that a client is sent events of it. What failed unseen stays so: it has no text."""
+        self.unseen = self.unseen and self.done
 
     def attach(self, after: int = 0) -> Reader:
         """A reader of the events after id `after`.
