@@ -1,8 +1,9 @@
-"""English disguised from classifiers: its signs, and the plain text.
+"""Text disguised from classifiers: its signs, and the plain text.
 
 Each finder first asks something cheap of the whole text (a substring of its character classes, its
-longest word) and answers nothing for ordinary prose, code and addresses. Linear. Works on text whose
-characters are plain already (`app.safety.text.normalize`).
+longest word) and answers nothing for ordinary prose, code and addresses. Linear. `revealed` takes text of any
+script as it was written; the others undo what is done to English, and their text's characters are plain already
+(`app.safety.text.normalize`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import string
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+
+from app.safety.text.invisible import BRAILLE_BLANK, is_invisible
 
 MAX_ENCODED_CHARS = 8192
 """Of one text, how much is decoded."""
@@ -81,6 +84,38 @@ _REVERSED_WORDS = frozenset(
     )
 )
 
+_JOINERS = "\u200c\u200d\u200e\u200f"
+"""Invisible characters that words of some languages have in them."""
+_MOST_JOINERS = 5
+"""One for so many characters or more is no spelling."""
+_INSIDE = re.compile(r"[^\W\d_]\0+(?=[^\W\d_])")
+_LATIN = r"\x00-\u024f\u1e00-\u1eff"
+_MARK = r"[^\w\s\x00-\u02ff\u2000-\u2e7f\u3000-\u303f\u30fb\ufe10-\uffef\U0001f000-\U0001ffff]"
+_GAP = r"[\s_\-.,·•・*/|~+=]"
+_LETTER = rf"[^\W\d_{_LATIN}]{_MARK}*+(?![^\W_])"
+_APART = re.compile(rf"(?<![^\W_])(?<!{_MARK}){_LETTER}(?:{_GAP}{{1,5}}+{_LETTER}){{2,}}")
+"""Three letters or more in a row, not Latin ones, that stand by themselves."""
+_GAPS = re.compile(rf"{_GAP}+")
+_LINKS = "_/|+=,*-.~"
+_LINKED = re.compile(r"(?<![^\s\d_/|+=,*\-.~])[^\s\d_/|+=,*\-.~]++(?:[_/|+=,*\-.~][^\s\d_/|+=,*\-.~]++){3,}")
+"""Four words or more that signs join."""
+_LEAST_LINKED = 3
+"""One in so many characters of a text is in such words, or the text is ordinary."""
+
+
+def revealed(text: str) -> str | None:
+    """The text in lower case without what is done to words of any script, marks as they are; None if nothing.
+
+    Invisible characters are left out, letters that stand apart are joined, and words that signs join are parted.
+    """
+    read = text
+    if not text.isascii():
+        read = _APART.sub(_without_gaps, _without_invisible(text.replace(BRAILLE_BLANK, " ")))
+    num_links = sum(map(read.count, _LINKS))
+    if num_links > 2 and num_links * _LEAST_LINKED >= read.count(" "):
+        read = _parted(read)
+    return None if read is text else " ".join(read.lower().split())
+
 
 def respelled(shown: str) -> str | None:
     """The text with letters joined that were set apart and digits read as letters, if it has any."""
@@ -125,6 +160,30 @@ def decoded(shown: str, plain: str) -> str | None:
             break
         shown = undisguised = once
     return undisguised
+
+
+def _without_invisible(text: str) -> str:
+    """The text without invisible characters, if they are within words in other ways than languages spell."""
+    kinds = {char for char in set(text) if char > "\x7f" and is_invisible(char)}
+    if not kinds:
+        return text
+    marked = text.translate(dict.fromkeys(map(ord, kinds), "\0"))
+    least = 1 if kinds.difference(_JOINERS) else len(text) // _MOST_JOINERS
+    return marked.replace("\0", "") if len(_INSIDE.findall(marked)) >= least else text
+
+
+def _without_gaps(run: re.Match[str]) -> str:
+    """Letters that stand apart as words, where wider gaps are between words."""
+    narrow = min(map(len, _GAPS.findall(run[0])))
+    return _GAPS.sub(lambda gap: "" if len(gap[0]) == narrow else " ", run[0])
+
+
+def _parted(text: str) -> str:
+    """The text with spaces for the signs that join words, if it has many such words."""
+    linked = [match[0] for match in _LINKED.finditer(text)]
+    if sum(map(len, linked)) * _LEAST_LINKED < len(text):
+        return text
+    return _LINKED.sub(lambda words: words[0].translate(dict.fromkeys(map(ord, _LINKS), " ")), text)
 
 
 def _uncut(shown: str) -> str:
