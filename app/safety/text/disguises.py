@@ -1,9 +1,9 @@
 """Text disguised from classifiers: its signs, and the plain text.
 
 Each finder first asks something cheap of the whole text (a substring of its character classes, its
-longest word) and answers nothing for ordinary prose, code and addresses. Linear. `revealed` takes text of any
-script as it was written; the others undo what is done to English, and their text's characters are plain already
-(`app.safety.text.normalize`).
+longest word) and answers nothing for ordinary prose, code and addresses. Linear. `revealed` takes text
+of any script as it was written; the others undo what is done to English, in text whose characters are
+plain already (`app.safety.text.normalize`).
 """
 
 from __future__ import annotations
@@ -86,34 +86,33 @@ _REVERSED_WORDS = frozenset(
 
 _JOINERS = "\u200c\u200d\u200e\u200f"
 """Invisible characters that words of some languages have in them."""
-_MOST_JOINERS = 5
-"""One for so many characters or more is no spelling."""
-_INSIDE = re.compile(r"[^\W\d_]\0+(?=[^\W\d_])")
-_LATIN = r"\x00-\u024f\u1e00-\u1eff"
-_MARK = r"[^\w\s\x00-\u02ff\u2000-\u2e7f\u3000-\u303f\u30fb\ufe10-\uffef\U0001f000-\U0001ffff]"
-_GAP = r"[\s_\-.,·•・*/|~+=]"
-_LETTER = rf"[^\W\d_{_LATIN}]{_MARK}*+(?![^\W_])"
-_APART = re.compile(rf"(?<![^\W_])(?<!{_MARK}){_LETTER}(?:{_GAP}{{1,5}}+{_LETTER}){{2,}}")
-"""Three letters or more in a row, not Latin ones, that stand by themselves."""
+_JOINER_EVERY = 5
+"""One joiner in so many characters is no spelling."""
+_INSIDE = re.compile(r"\0(?<=[^\W\d_]\0)\0*(?=[^\W\d_])")
+_MARK = r"[^\x00-\u02ff\u2000-\u2e7f\u3000-\u303f\u30fb\ufe10-\uffef\U0001f000-\U0001ffff\w\s]"
+_LETTER = rf"[^\x00-\u024f\u1e00-\u1eff\W\d_](?<![^\W_].)(?<!{_MARK}.){_MARK}*+(?![^\W_])"
+_GAP = r"[\s_\-.,·・•*/|~+=]"
+_APART = re.compile(rf"{_LETTER}(?P<gap>{_GAP}{{1,3}}){_LETTER}(?:(?:(?P=gap)|{_GAP}{{2,6}}){_LETTER})+")
+"""Three letters or more in a row, not Latin ones, that stand by themselves with the same between them."""
 _GAPS = re.compile(rf"{_GAP}+")
-_LINKS = "_/|+=,*-.~"
-_LINKED = re.compile(r"(?<![^\s\d_/|+=,*\-.~])[^\s\d_/|+=,*\-.~]++(?:[_/|+=,*\-.~][^\s\d_/|+=,*\-.~]++){3,}")
+_LINKS = r"_/|+=,*\-.~"
+_LINKED = re.compile(rf"(?<![^\s\d{_LINKS}])[^\s\d{_LINKS}]++(?:[{_LINKS}][^\s\d{_LINKS}]++){{3,}}")
 """Four words or more that signs join."""
-_LEAST_LINKED = 3
+_SHORTEST_LINKED = 7
+_LINKED_SHARE = 3
 """One in so many characters of a text is in such words, or the text is ordinary."""
+_UNLINKED = str.maketrans(dict.fromkeys(_LINKS.replace("\\", ""), " "))
 
 
 def revealed(text: str) -> str | None:
-    """The text in lower case without what is done to words of any script, marks as they are; None if nothing.
+    """The text without what disguises words of any script, in lower case, marks as they are; None if nothing.
 
-    Invisible characters are left out, letters that stand apart are joined, and words that signs join are parted.
+    Invisible characters are out, letters that stand apart are joined, words that signs join are parted.
     """
     read = text
     if not text.isascii():
         read = _APART.sub(_without_gaps, _without_invisible(text.replace(BRAILLE_BLANK, " ")))
-    num_links = sum(map(read.count, _LINKS))
-    if num_links > 2 and num_links * _LEAST_LINKED >= read.count(" "):
-        read = _parted(read)
+    read = _parted(read)
     return None if read is text else " ".join(read.lower().split())
 
 
@@ -168,22 +167,24 @@ def _without_invisible(text: str) -> str:
     if not kinds:
         return text
     marked = text.translate(dict.fromkeys(map(ord, kinds), "\0"))
-    least = 1 if kinds.difference(_JOINERS) else len(text) // _MOST_JOINERS
-    return marked.replace("\0", "") if len(_INSIDE.findall(marked)) >= least else text
+    least = 1 if kinds.difference(_JOINERS) else len(text) // _JOINER_EVERY
+    return marked.replace("\0", "") if len(_INSIDE.findall(marked)) >= max(least, 1) else text
 
 
 def _without_gaps(run: re.Match[str]) -> str:
     """Letters that stand apart as words, where wider gaps are between words."""
-    narrow = min(map(len, _GAPS.findall(run[0])))
-    return _GAPS.sub(lambda gap: "" if len(gap[0]) == narrow else " ", run[0])
+    return _GAPS.sub(lambda gap: "" if gap[0] == run["gap"] else " ", run[0])
 
 
 def _parted(text: str) -> str:
-    """The text with spaces for the signs that join words, if it has many such words."""
-    linked = [match[0] for match in _LINKED.finditer(text)]
-    if sum(map(len, linked)) * _LEAST_LINKED < len(text):
+    """The text with spaces for the signs that join words, if much of it is such words."""
+    words = [word for word in text.split() if len(word) >= _SHORTEST_LINKED]
+    if sum(map(len, words)) * _LINKED_SHARE < len(text):
         return text
-    return _LINKED.sub(lambda words: words[0].translate(dict.fromkeys(map(ord, _LINKS), " ")), text)
+    num_linked = sum(len(linked[0]) for word in words for linked in _LINKED.finditer(word))
+    if num_linked * _LINKED_SHARE < len(text):
+        return text
+    return _LINKED.sub(lambda linked: linked[0].translate(_UNLINKED), text)
 
 
 def _uncut(shown: str) -> str:
