@@ -89,19 +89,20 @@ _JOINERS = "\u200c\u200d\u200e\u200f"
 _JOINER_EVERY = 5
 """One joiner in so many characters is no spelling."""
 _INSIDE = re.compile(r"\0(?<=[^\W\d_]\0)\0*(?=[^\W\d_])")
+_LAST_LATIN = "\u024f"
 _MARK = r"[^\x00-\u02ff\u2000-\u2e7f\u3000-\u303f\u30fb\ufe10-\uffef\U0001f000-\U0001ffff\w\s]"
 _LETTER = rf"[^\x00-\u024f\u1e00-\u1eff\W\d_](?<![^\W_].)(?<!{_MARK}.){_MARK}*+(?![^\W_])"
 _GAP = r"[\s_\-.,·・•*/|~+=]"
 _APART = re.compile(rf"{_LETTER}(?P<gap>{_GAP}{{1,3}}){_LETTER}(?:(?:(?P=gap)|{_GAP}{{2,6}}){_LETTER})+")
 """Three letters or more in a row, not Latin ones, that stand by themselves with the same between them."""
 _GAPS = re.compile(rf"{_GAP}+")
-_LINKS = r"_/|+=,*\-.~"
+_LINKS = "_/|+=,*.~-"
 _LINKED = re.compile(rf"(?<![^\s\d{_LINKS}])[^\s\d{_LINKS}]++(?:[{_LINKS}][^\s\d{_LINKS}]++){{3,}}")
 """Four words or more that signs join."""
 _SHORTEST_LINKED = 7
 _LINKED_SHARE = 3
 """One in so many characters of a text is in such words, or the text is ordinary."""
-_UNLINKED = str.maketrans(dict.fromkeys(_LINKS.replace("\\", ""), " "))
+_UNLINKED = str.maketrans(dict.fromkeys(_LINKS, " "))
 
 
 def revealed(text: str) -> str | None:
@@ -111,7 +112,10 @@ def revealed(text: str) -> str | None:
     """
     read = text
     if not text.isascii():
-        read = _APART.sub(_without_gaps, _without_invisible(text.replace(BRAILLE_BLANK, " ")))
+        kinds = {char for char in set(text) if char > "\x7f"}
+        read = _without_invisible(text.replace(BRAILLE_BLANK, " "), kinds)
+        if any(char > _LAST_LATIN and char.isalpha() for char in kinds):
+            read = _APART.sub(_without_gaps, read)
     read = _parted(read)
     return None if read is text else " ".join(read.lower().split())
 
@@ -161,13 +165,13 @@ def decoded(shown: str, plain: str) -> str | None:
     return undisguised
 
 
-def _without_invisible(text: str) -> str:
-    """The text without invisible characters, if they are within words in other ways than languages spell."""
-    kinds = {char for char in set(text) if char > "\x7f" and is_invisible(char)}
-    if not kinds:
+def _without_invisible(text: str, kinds: AbstractSet[str]) -> str:
+    """The text without invisible ones of these characters, if words have more of them than spelling needs."""
+    invisible = set(filter(is_invisible, kinds))
+    if not invisible:
         return text
-    marked = text.translate(dict.fromkeys(map(ord, kinds), "\0"))
-    least = 1 if kinds.difference(_JOINERS) else len(text) // _JOINER_EVERY
+    marked = text.translate(dict.fromkeys(map(ord, invisible), "\0"))
+    least = 1 if invisible.difference(_JOINERS) else len(text) // _JOINER_EVERY
     return marked.replace("\0", "") if len(_INSIDE.findall(marked)) >= max(least, 1) else text
 
 
@@ -178,6 +182,8 @@ def _without_gaps(run: re.Match[str]) -> str:
 
 def _parted(text: str) -> str:
     """The text with spaces for the signs that join words, if much of it is such words."""
+    if sum(map(text.count, _LINKS)) * _LINKED_SHARE < text.count(" "):
+        return text
     words = [word for word in text.split() if len(word) >= _SHORTEST_LINKED]
     if sum(map(len, words)) * _LINKED_SHARE < len(text):
         return text

@@ -19,7 +19,7 @@ from app.safety.text.confusables import CONFUSABLES, PARENTHESIZED
 from app.safety.text.disguises import decoded, looks_reversed, looks_rot13, respelled, revealed
 from app.safety.text.invisible import BRAILLE_BLANK, is_unseen
 
-MAX_VIEWS = 4
+MAX_VIEWS = 5
 _SPACES = re.compile(r"(\s)")
 _MAX_DECOMPOSITION = 4
 """Ligatures of whole phrases stay as they are, so that a text cannot grow eighteenfold."""
