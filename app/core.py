@@ -178,8 +178,8 @@ class ChatRequest:
     """The caller's own names and values, by which usage can be grouped."""
     strict: bool = False
     """True if a parameter that would have no effect is refused."""
-    spelled: Mapping[str, str] = field(default_factory=dict)
-    """The caller's names of parameters in `body` that it has sent under another server's."""
+    caller_names: Mapping[str, str] = field(default_factory=dict)
+    """The caller's own names of the parameters in `body` that it sent under those of another server."""
     resumable: bool = False
     """True if its client may resume a stream that it has left: something in the request says so."""
     traceparent: str = ""

@@ -148,13 +148,13 @@ class ServingError(Exception):
         self.param = param and _elided(param, 100)
         self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
 
-    def with_caller_param(self, spelled: Mapping[str, str]) -> None:
-        """Name the caller's own parameter: `spelled` has its name for each that was translated."""
+    def with_caller_param(self, caller_names: Mapping[str, str]) -> None:
+        """Name the caller's own parameter: `caller_names` has its name for each that was translated."""
         name = re.split(r"[.\[]", self.param or "", maxsplit=1)[0]
-        if self.param is not None and name in spelled:
-            self.message = self.message.replace(self.param, spelled[name], 1)
+        if self.param is not None and name in caller_names:
+            self.message = self.message.replace(self.param, caller_names[name], 1)
             self.args = (self.message,)
-            self.param = spelled[name]
+            self.param = caller_names[name]
 
     def forget_frames(self) -> None:
         """Release the frames that it passed, which hold the request and the error in a cycle."""

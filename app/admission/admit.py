@@ -127,9 +127,9 @@ class Admission:
             self.restart()
         self._was_ready = ready
         self._throughput.advance(now_s, waiting=self.busy)
-        if self.scheduler.kv_budget.num_allocations and ready:
+        if self.scheduler.kv_pools.num_allocations and ready:
             load = self._engine.load()
-            self.scheduler.kv_budget.observe(load)
+            self.scheduler.kv_pools.observe(load)
             self.scheduler.limit_choices(load.max_running_reqs)
         for queued, error in self.load_shedder.overdue(now_s):
             assert isinstance(queued, Ticket)
@@ -156,7 +156,7 @@ class Admission:
         now_s, socket_wait_s = self._clock_s(), request.placement.socket_wait_s
         if not self.busy and socket_wait_s < self._tuning.at_once_s:
             return
-        tenant = self.queue.touch(request, key, now_s, self.scheduler.kv_budget.capacity_tokens)
+        tenant = self.queue.touch(request, key, now_s, self.scheduler.kv_pools.capacity_tokens)
         growth = self._expect(tenant, request, request.max_tokens or self._engine.model.context_length)
         tokens = int(self._new_ratio * self._count_prompt(request)) + request.n * growth.mean
         queued = AdmissionRequest(tenant, tokens, now_s, socket_wait_s, fingerprint_of(request))
@@ -168,7 +168,7 @@ class Admission:
         Raises KeyOverloaded, Overloaded, Cancelled, and what `refuse_waiting` is given.
         """
         now_s = self._clock_s()
-        tenant = self.queue.touch(request, key, now_s, self.scheduler.kv_budget.capacity_tokens)
+        tenant = self.queue.touch(request, key, now_s, self.scheduler.kv_pools.capacity_tokens)
         ticket = Ticket(
             tenant,
             request,
@@ -210,7 +210,7 @@ class Admission:
         """Called by a ticket at a first token, every `step_tokens`, and at ends of choices."""
         tenant, tokens = ticket.tenant, ticket.lengths[delta.choice]
         self.decode_tokens += ticket.new_tokens
-        if ticket.over:
+        if ticket.is_released:
             return
         if delta.choice == 0:
             self.scheduler.observe_decode(ticket, tokens, self._clock_s())
@@ -219,18 +219,18 @@ class Admission:
             self.prefill_tokens += uncached_tokens
             self.scheduler.started(ticket, uncached_tokens, self._clock_s())
             self._dispatch()
-        if delta.finish_reason in ("stop", "length", "tool_calls") and tokens and not ticket.exact:
+        if delta.finish_reason in ("stop", "length", "tool_calls") and tokens and not ticket.has_exact_length:
             tenant.lengths.add(tokens)
             self._model_lengths.add(tokens)
         if delta.finish_reason is not None and len(ticket.lengths) == 1:
             growth = LengthEstimate(tokens, 0)
-        elif ticket.exact:
+        elif ticket.has_exact_length:
             growth = LengthEstimate(ticket.max_tokens, 0)
         else:
             growth = expected(
                 tenant.lengths, self._model_lengths, max(ticket.lengths), ticket.max_tokens, self._tuning
             )
-        self.scheduler.kv_budget.correct(ticket.allocation, growth, sum(ticket.lengths))
+        self.scheduler.kv_pools.correct(ticket.allocation, growth, sum(ticket.lengths))
         ticket.charge(ticket.uncached_tokens + ticket.allocation.mean)
 
     def _released(self, ticket: Ticket) -> None:

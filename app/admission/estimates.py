@@ -1,6 +1,9 @@
 """Estimates of admission: the lengths of answers, and the tokens of KV memory that are freed per second.
 
-Both are kept beside the store, so that a restarted server knows what it can promise.
+Both are kept beside the store, so that a restarted server knows what it can promise. Lengths are estimated
+anew while an answer grows, with their variance, because the KV memory that is set aside by them must not run
+out (app.admission.budget). A key's limit is charged once before an answer begins (app.metering.limits), for
+which a mean is enough: app.metering.estimate.
 """
 
 from __future__ import annotations
@@ -91,7 +94,10 @@ def expected(
 
 
 class Throughput:
-    """Tokens of allocations that end per second, while requests wait: idleness is not slowness."""
+    """KV tokens that ending requests free per second.
+
+    It is measured only while requests wait, because an idle engine would look slow.
+    """
 
     def __init__(
         self, guess_tokens_per_s: float, now_s: float, tuning: AdmissionTuning, worth_s: float = 1.0
@@ -142,7 +148,7 @@ class ThroughputProfile:
     def throughput(self, model: str, capacity_tokens: int, now_s: float) -> Throughput:
         """The throughput to begin with: the measured one, which outlasts a start, or else a guess.
 
-        None ends in the first seconds of a full node, which is no measure of its speed.
+        In the first seconds of a full node no allocation ends; these seconds say nothing about its speed.
         """
         tuning, stored = self._tuning, self._stored(model).get("tokens_per_s")
         if self._tokens_per_s is None and isinstance(stored, int | float) and 0 < stored < math.inf:

@@ -130,7 +130,7 @@ class LoadShedder:
     def max_queued_tokens(self) -> int:
         """Tokens that may wait."""
         return self._max_queued_tokens or int(
-            self._tuning.queue_pools * self._scheduler.kv_budget.capacity_tokens
+            self._tuning.queue_pools * self._scheduler.kv_pools.capacity_tokens
         )
 
     def slots_of(self, tenant: Tenant) -> RetrySlots:
@@ -185,8 +185,8 @@ class LoadShedder:
         Its client may have given up, and it would delay others. An idle engine serves it
         without delaying any.
         """
-        late = self._tuning.late if has_slot else 1.0
-        return queued.age_s > self.max_wait_s(queued.tenant) * late and self._scheduler.half_full
+        factor = self._tuning.slot_wait_factor if has_slot else 1.0
+        return queued.age_s > self.max_wait_s(queued.tenant) * factor and self._scheduler.half_full
 
     def _may_wait(self, queued: AdmissionRequest, now_s: float, *, has_slot: bool = False) -> bool:
         tenant, queue = queued.tenant, self._queue
@@ -195,7 +195,7 @@ class LoadShedder:
         full = free_requests < 1 or (queued.tokens > free_tokens and queue.tokens)
         if full or self.is_too_old(queued, has_slot=has_slot):
             return False
-        if not queue or self._scheduler.fits_queue(tenant, queued.tokens, queued.age_s, now_s):
+        if not queue or self._scheduler.fits_beside_waiting(tenant, queued.tokens, queued.age_s, now_s):
             return True  # it waits for the prefill of others alone
         rate, until_end = self._rate(tenant), tenant.waiting_tokens + queued.tokens
         # Before throughput was measured the first requests are not refused: they wait up to their deadline.
@@ -203,10 +203,10 @@ class LoadShedder:
         unmeasured = few and not self._degraded_refuses and not self._throughput.is_measured
         if has_slot and not unmeasured:
             ahead = self._ahead(tenant, until_end)
-            return until_end + ahead <= self._tuning.late * self.max_wait_s(tenant) * rate
+            return until_end + ahead <= self._tuning.slot_wait_factor * self.max_wait_s(tenant) * rate
         if tenant.waiting and len(tenant.waiting) + 1 > free_requests:
             return False
-        left_s = self.max_wait_s(tenant) - queued.age_s - self._scheduler.ends_after_s(now_s, rate)
+        left_s = self.max_wait_s(tenant) - queued.age_s - self._scheduler.steady_after_s(now_s, rate)
         limit = free_tokens if unmeasured else min(free_tokens, max(left_s, 0.0) * rate)
         own = tenant.waiting_tokens + self.slots_of(tenant).due_tokens(now_s)
         return (
@@ -282,9 +282,9 @@ class LoadShedder:
         limit = min(free_tokens + tenant.waiting_tokens, self.max_wait_s(tenant) * rate)
         own = tenant.waiting_tokens + slots.tokens + queued.tokens
         served = own + self._ahead(tenant, own, math.inf)
-        wait_s = max(served - tuning.return_at * limit, 0.0) / (tuning.promised * rate)
+        wait_s = max(served - tuning.return_at * limit, 0.0) / (tuning.slots_share * rate)
         wait_s *= 1 - tuning.jitter * self._chance()
-        retry_s = max(math.ceil(wait_s + self._scheduler.ends_after_s(now_s, rate)), 1)
+        retry_s = max(math.ceil(wait_s + self._scheduler.steady_after_s(now_s, rate)), 1)
         if retry_s > tuning.max_retry_s:
             return math.ceil(tuning.max_retry_s * (1 - tuning.jitter * self._chance())), False
         slots.make(queued.fingerprint, now_s + retry_s, queued.tokens)

@@ -251,7 +251,7 @@ class FairQueue:
         aged = [r for r in range(1, len(TIERS)) if self._aged(r, now_s) and self._levels[r].credit >= 0]
         for rank in (*reversed(aged), *(r for r in range(len(TIERS)) if r not in aged)):
             for tenant in sorted(self._levels[rank].tenants, key=_by_served):
-                yield from islice(tenant.waiting, self._tuning.scanned_of_key)
+                yield from islice(tenant.waiting, self._tuning.max_scanned_of_key)
 
     def waits_above(self, tenant: Tenant) -> bool:
         """True if a higher tier waits."""

@@ -44,7 +44,7 @@ class AdmissionScheduler:
         key_window: DecodeWindow,
         tuning: AdmissionTuning,
     ) -> None:
-        self.kv_budget = KVPools(tuning)
+        self.kv_pools = KVPools(tuning)
         self.prefill_window, self.window, self.key_window = prefill_window, window, key_window
         self.num_choices = 0
         """Choices in the engine."""
@@ -61,7 +61,7 @@ class AdmissionScheduler:
 
     def restart(self, capacity_tokens: int, replicas: int = 1) -> None:
         """Begin with an engine that has just started; what it had before is given back as it ends."""
-        self.kv_budget.restart(capacity_tokens, replicas)
+        self.kv_pools.restart(capacity_tokens, replicas)
         for window in (self.prefill_window, self.window, self.key_window):
             window.reset()
 
@@ -72,14 +72,14 @@ class AdmissionScheduler:
     def measure_uncached(self, ticket: Ticket) -> None:
         """Set how much of a request's prompt no other request in flight has."""
         spare = self._spare(ticket.tenant, ticket.tokens)
-        unshared_tokens = self.kv_budget.unshared_tokens(ticket.allocation, spare)
-        ticket.size(unshared_tokens, self.kv_budget.pool_tokens)
+        unshared_tokens = self.kv_pools.unshared_tokens(ticket.allocation, spare)
+        ticket.set_claim(unshared_tokens, self.kv_pools.pool_tokens)
 
     def begin(self, ticket: Ticket, now_s: float) -> None:
         """Admit a request."""
         spare = self._spare(ticket.tenant, ticket.tokens)
         self._queue.begin(ticket, ticket.allocation.n, now_s)
-        self.kv_budget.take(ticket.allocation, spare)
+        self.kv_pools.take(ticket.allocation, spare)
         self._running[ticket.rid] = ticket
         self.num_choices += ticket.allocation.n
         if not self.key_window.fits(self.num_choices):
@@ -91,7 +91,7 @@ class AdmissionScheduler:
         self._ended_s = now_s
         if not ticket.started:
             self.prefill_window.leave(ticket.uncached_tokens)
-        self.kv_budget.give_back(ticket.allocation)
+        self.kv_pools.give_back(ticket.allocation)
         self._queue.end(ticket, ticket.allocation.n)
         del self._running[ticket.rid]
         self.num_choices -= ticket.allocation.n
@@ -124,12 +124,13 @@ class AdmissionScheduler:
     @property
     def half_full(self) -> bool:
         """True if half of the memory or of the engine's places is taken."""
-        memory = 2 * self.kv_budget.committed_tokens >= self.kv_budget.limit_tokens
+        memory = 2 * self.kv_pools.committed_tokens >= self.kv_pools.limit_tokens
         return memory or 0 < self._max_choices <= 2 * self.num_choices
 
-    def ends_after_s(self, now_s: float, tokens_per_s: float) -> float:
-        """Seconds until requests end as fast as they arrive, at that throughput; a burst ends late.
+    def steady_after_s(self, now_s: float, tokens_per_s: float) -> float:
+        """Seconds until as many requests end as arrive, at that throughput.
 
+        After a burst these are many: all its requests are young.
         The tokens in flight over the throughput is how long requests run (Little's law). In a steady flow
         they have run for half of that on average.
         """
@@ -138,7 +139,7 @@ class AdmissionScheduler:
         tickets = self._running.values()
         age_s = now_s - sum(ticket.admitted_s or 0.0 for ticket in tickets) / len(tickets)
         return max(
-            sum(ticket.tokens for ticket in tickets) / tokens_per_s - self._tuning.young_ages * age_s, 0.0
+            sum(ticket.tokens for ticket in tickets) / tokens_per_s - self._tuning.min_run_ages * age_s, 0.0
         )
 
     # Which request is next
@@ -154,7 +155,7 @@ class AdmissionScheduler:
         blocked: list[Ticket] = []
         self._over_share.clear()
         self._blocked = None
-        scanned = self._tuning.scanned if self._has_choices(1) else 1
+        scanned = self._tuning.max_scanned if self._has_choices(1) else 1
         for ticket in islice(self._queue.in_order(now_s), scanned):
             assert isinstance(ticket, Ticket)
             obstacle = self.obstacle(ticket, now_s, blocked)
@@ -187,13 +188,13 @@ class AdmissionScheduler:
         spare = self._spare(tenant, ticket.tokens)
         if not self._has_choices(n, spare):
             return Obstacle.CHOICES
-        if not self._decodes(tenant, n, spare):
+        if not self._has_decode_room(tenant, n, spare):
             return Obstacle.DECODE
-        if not self.kv_budget.fits(ticket.allocation, spare):
+        if not self.kv_pools.fits(ticket.allocation, spare):
             return Obstacle.MEMORY
         return None if self.prefill_window.fits(ticket.uncached_tokens) else Obstacle.PREFILL
 
-    def fits_queue(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
+    def fits_beside_waiting(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
         """True if a key's next request, of so many tokens, fits beside what waits before it."""
         return self._fits_at_end(tenant, tokens, age_s) or self._fits_past(tenant, tokens, age_s, now_s)
 
@@ -203,7 +204,7 @@ class AdmissionScheduler:
         n = len(self._queue) - sum(len(other.waiting) for other in over_share) + 1
         over_tokens = sum(other.waiting_tokens for other in over_share)
         over_uncached = sum(other.waiting_uncached_tokens for other in over_share)
-        spare = self._tuning.spare
+        spare = self._tuning.spare_share
         decodes = not self.num_choices or self.window.fits(self.num_choices + n, spare)
         return decodes and self._has_queue_room(n, tokens - over_tokens, over_uncached, spare, age_s)
 
@@ -221,7 +222,7 @@ class AdmissionScheduler:
         passed_tokens = blocked.tokens if is_own else blocked.tenant.waiting_tokens
         passed_uncached = blocked.uncached_tokens if is_own else blocked.tenant.waiting_uncached_tokens
         spare = self._spare(tenant, own_tokens)
-        return self._decodes(tenant, n, spare) and self._has_queue_room(
+        return self._has_decode_room(tenant, n, spare) and self._has_queue_room(
             n, tokens - passed_tokens, passed_uncached, spare, age_s
         )
 
@@ -230,7 +231,7 @@ class AdmissionScheduler:
         return (
             self._has_choices(n, spare)
             and self._queue.uncached_tokens - passed_uncached <= self.prefill_window.queueable_tokens(age_s)
-            and self._queue.tokens + tokens <= self.kv_budget.free_tokens(spare)
+            and self._queue.tokens + tokens <= self.kv_pools.free_tokens(spare)
         )
 
     def _has_choices(self, n: int, spare: float = 0.0) -> bool:
@@ -238,10 +239,11 @@ class AdmissionScheduler:
         limit = self._max_choices
         return not (limit and self.num_choices) or self.num_choices + n <= limit - int(spare * limit)
 
-    def _decodes(self, tenant: Tenant, n: int, spare: float) -> bool:
+    def _has_decode_room(self, tenant: Tenant, n: int, spare: float) -> bool:
         """True if the decode window has room for so many choices more of a key.
 
-        A key within its share of the window does not wait for what others hold of it beyond theirs.
+        If a key is within its share of the window, it does not wait, although other keys hold more than
+        theirs.
         """
         within = tenant.choices_in_flight + n <= self._share(tenant) * self.window.max_choices
         return not self.num_choices or within or self.window.fits(self.num_choices + n, spare)
@@ -259,7 +261,7 @@ class AdmissionScheduler:
         own, theirs = tokens / tenant.weight, blocked.tokens / other.weight
         if tenant.rank < other.rank or tenant.served + own <= other.served + theirs:
             return True
-        little = tuning.spare / 2 * self.kv_budget.capacity_tokens
+        little = tuning.spare_share / 2 * self.kv_pools.capacity_tokens
         return num_waiting <= tuning.few_waiting and tenant.in_flight_tokens + tokens <= little
 
     # Shares
@@ -267,18 +269,19 @@ class AdmissionScheduler:
     def _spare(self, tenant: Tenant, tokens: int) -> float:
         """The share of the budget kept from a key that would have so many tokens more.
 
-        Nothing is kept from a key with nothing in flight, or within its share, were there one more
-        key.
+        If the key has nothing in flight, nothing is kept from it. Nor if it stays within the share that it
+        would have beside one more key.
         """
         if not tenant.num_in_flight or (len(self._queue.tenants) == 1 and not tenant.keyed):
             return 0.0
-        share = self._share(tenant, others=1) * self.kv_budget.capacity_tokens
-        return 0.0 if tenant.in_flight_tokens + tokens <= share else self._tuning.spare
+        share = self._share(tenant, others=1) * self.kv_pools.capacity_tokens
+        return 0.0 if tenant.in_flight_tokens + tokens <= share else self._tuning.spare_share
 
     def _slows_others(self, tenant: Tenant, n: int, now_s: float) -> bool:
         """True if a key that has more than its share of what runs would slow the others' answers too much.
 
-        What has more choices than the window waits until nothing has run for a while.
+        Then a request of more choices than the window waits until the engine has been idle for `idle_s`
+        seconds.
         """
         running = self.num_choices + n
         is_idle = not self.num_choices and now_s - self._ended_s >= self._tuning.idle_s

@@ -53,11 +53,11 @@ class Ticket(AdmissionRequest):
         self._gaps = gaps
         self.rid = request.request_id
         self.max_tokens = prompt.max_tokens
-        self.exact = bool(request.body.get("ignore_eos"))
+        self.has_exact_length = bool(request.body.get("ignore_eos"))
         self.allocation = KVAllocation(prompt.token_ids, prompt.space, request.n, prompt.max_tokens, growth)
         self.charged_tokens = 0
         self.admitted_s: float | None = None
-        self.queued_behind = self.started = self.reclaimed = self.over = False
+        self.queued_behind = self.started = self.reclaimed = self.is_released = False
         self.lengths = [0] * request.n
         self.new_tokens = 0
         """Tokens of a choice since `on_progress` was last called for it; 0 at its first delta."""
@@ -66,7 +66,7 @@ class Ticket(AdmissionRequest):
         self._timed_tokens, self._timed_s = 0, 0.0
         self._future: asyncio.Future[None] | None = None
 
-    def size(self, unshared_tokens: int, capacity_tokens: int) -> None:
+    def set_claim(self, unshared_tokens: int, capacity_tokens: int) -> None:
         """Set how much of its prompt no other request in flight has."""
         self.uncached_tokens = unshared_tokens
         self.tokens = max(min(unshared_tokens + self.allocation.mean, capacity_tokens), 1)
@@ -87,7 +87,7 @@ class Ticket(AdmissionRequest):
         self._resolve(None)
 
     def refuse(self, error: ServingError) -> None:
-        """End its wait: `admitted` raises that."""
+        """End the request's wait: `wait` raises `error`."""
         self._resolve(error)
 
     async def wait(self) -> None:
@@ -136,8 +136,8 @@ class Ticket(AdmissionRequest):
 
     def release(self) -> None:
         """Give back the room; a second call does nothing."""
-        if not self.over:
-            self.over = True
+        if not self.is_released:
+            self.is_released = True
             self._on_release(self)
 
     def _resolve(self, error: ServingError | None) -> None:

@@ -18,7 +18,7 @@ class AdmissionTuning:
     kv_headroom: float = 0.02  # share of the pool that is never allocated: pages that are not full
     drift_samples: int = 6  # looks, >= 1, of which the least counts: the engine's own count is some steps old
     # Share of pool and places kept for keys that use less than theirs: they need not wait.
-    spare: float = 0.125
+    spare_share: float = 0.125
     # Tokens of an answer, >= 1, between looks at its allocation; later 1/8 of its length.
     step_tokens: int = 32
 
@@ -39,9 +39,10 @@ class AdmissionTuning:
     decode_overrun: float = 1.5  # windows, >= 1: with more running it was narrowed for them already
     # Share of the window from which its time per token tells how far it may widen.
     decode_filled: float = 0.75
-    # Times, >= 1, what has run in time: requests of many choices arrive together.
+    # Factor, >= 1: the window may be this many times the choices that have kept the target so far.
     decode_unproven: float = 3.0
-    # Weight of a look in the least time per token: a burst after a stall is none.
+    # Weight of one look in the least time per token; a small weight keeps a burst after a stall from counting
+    # as the least.
     decode_smoothing: float = 0.3
 
     # Estimates
@@ -69,8 +70,8 @@ class AdmissionTuning:
     at_once_s: float = 0.1  # seconds in the socket from which a request is prechecked though nothing waits
     ageing_s: tuple[float, ...] = (0.0, 5.0, 30.0)  # seconds by tier, after which higher ones are limited
     aged_share: float = 0.25  # tokens of an aged tier for each token of the tiers above it
-    scanned: int = 48  # requests, >= 1, looked at for one that fits
-    scanned_of_key: int = 16  # the same of one key
+    max_scanned: int = 48  # requests, >= 1, looked at for one that fits
+    max_scanned_of_key: int = 16  # the same of one key
     bypass: float = 1.0  # times the tokens of a request that does not fit, which its key may take past it
     hard_bypass: float = 16.0  # the same for all others; then everything waits until it fits
     few_waiting: int = 2  # waiting requests up to which a key has no backlog
@@ -79,8 +80,8 @@ class AdmissionTuning:
     credit_pools: float = 1.0
     wanted_s: float = 5.0  # seconds after a refusal without a slot in which its key is taken to want more
     recent_s: float = 60.0  # seconds after a request in which its key is in use: its reader may return
-    # Seconds, over `poll_s`, without an answer after which one key may take more than its share at once. A
-    # program that asks again and again comes back sooner; a person's next question may find it.
+    # Seconds, over `poll_s`: if nothing has run for so long, one key may take more than its share at once. A
+    # program sends its next request sooner; a person may find the engine idle.
     idle_s: float = 1.0
     forgotten_s: float = 600.0  # seconds, over `max_retry_s`, after which an idle key's counters are dropped
 
@@ -88,11 +89,11 @@ class AdmissionTuning:
     queue_pools: float = 4.0  # pools of tokens, > 0, that may wait where the setting does not say
     usable_deadline: float = 0.25  # share of a tier's deadline that waiting may take by expectation
     wait_of_ttft: float = 0.4  # share of the TTFT target that it may take, in the tiers above batch
-    young_ages: float = 3.0  # mean ages, >= 2, that requests run at least; 2 in a steady flow
+    min_run_ages: float = 3.0  # mean ages, >= 2, that requests run at least; 2 in a steady flow
     # Factor, >= 1, of the wait allowed to requests that return at their slot. If all clients obey,
     # 0.92 of them are admitted with 2.5, and 0.95 with 3.0.
-    late: float = 3.0
-    promised: float = 0.75  # share of the throughput that slots take; other requests fill up the rest
+    slot_wait_factor: float = 3.0
+    slots_share: float = 0.75  # share of the throughput that slots take; other requests fill up the rest
     return_at: float = 0.2  # share of the queue bound at which requests with a slot return
     jitter: float = 0.1  # share of the time to a slot that chance takes off: clients do not return together
     grace_s: int = 10  # seconds, >= 0, that a request may be late for its slot

@@ -26,7 +26,7 @@ from app.api.routes.service import ServiceRoutes, openapi
 from app.api.routes.sign_in import SignInRoutes
 from app.api.routes.tokens import TokenRoutes
 from app.api.routes.usage import UsageRoutes
-from app.intake.bodies import BodyMemory, BodyReader
+from app.intake.bodies import BodyMemoryLayer, BodyReader
 from app.intake.body_budget import BodyBudget
 from app.intake.open_stream import Intake
 from app.runtime import Runtime
@@ -43,7 +43,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
     app = Starlette(routes=_routes(runtime), exception_handlers=handlers)
     app.router.redirect_slashes = False
     budget = BodyBudget(runtime.settings.body_memory_bytes)
-    layers = BodyMemory(LimitHeaders(app, runtime.limiter), budget)
+    layers = BodyMemoryLayer(LimitHeaders(app, runtime.limiter), budget)
     whole = with_cors(ErrorMiddleware(layers, runtime.log), runtime.settings.cors_origins)
     counted = CountedResponses(whole, runtime.responses)
     return with_trusted_proxies(counted, runtime.settings)

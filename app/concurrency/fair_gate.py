@@ -110,7 +110,7 @@ class FairGate:
         self._holders.discard(owner)
         self._hand_on()
 
-    def renew(self, places: int) -> int:
+    def reset_places(self, places: int) -> int:
         """Take all places back and offer so many; returns how many of them are taken now."""
         self._free = places
         self._hand_on()

@@ -1,8 +1,7 @@
 """Threads for calls that would block the event loop. Owners alternate, call by call.
 
-A gate (`fair_gate`) says whose call is next; of an owner's calls the smallest, then the oldest. What calls
-take themselves is counted apart from their wait, because the wait is the work of others. Used by one event
-loop at a time.
+A gate (`fair_gate`) says whose call is next; of an owner's calls the smallest, then the oldest. Running time
+and waiting time are counted apart: other owners' calls cause the wait. Used by one event loop at a time.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ class OwnerThreads:
                 job.result.set_result(result)
             else:
                 job.result.set_exception(error)
-        # The caller first: its next call has a part in the order.
+        # The caller gets its result before the place is released, so that its next call can already queue.
         job.loop.call_soon(self._gate.release, job.owner)
 
 
@@ -210,7 +209,7 @@ class _Thread(threading.Thread):
     """Runs jobs until it is given None."""
 
     def __init__(self, jobs: SimpleQueue[_Job | None], name: str) -> None:
-        # For others the interpreter waits at its end, however long they take.
+        # A daemon: at exit the interpreter waits for all other threads, however long they run.
         super().__init__(name=name, daemon=True)
         self._jobs = jobs
         self.running = threading.Lock()

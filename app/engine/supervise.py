@@ -68,6 +68,9 @@ async def supervise(run: Callable[[], Awaitable[bool]], backoff: Backoff) -> NoR
 class RestartLimits:
     """The limits of restarts: `restarts` of them in `window_s` seconds, then the engine stays dead.
 
+    `restarts` and `window_s` are the settings `engine_restarts` and `engine_restart_window_s`; the engine's
+    end is `SGLangEngine.fail_permanently`.
+
     An engine is lost when it has made no progress for `hang_s` seconds, and a start has failed that takes
     more than `start_s` seconds; 0 is never.
     """
@@ -129,7 +132,7 @@ class RestartHistory:
         """Seconds without an engine, in all restarts."""
         self.last_away_s = 0.0
         """Seconds without an engine in the last restart."""
-        self.num_choices_resumed = 0
+        self.num_choices_continued = 0
         """Choices that continued with another engine."""
         self.num_choices_lost = 0
         """Choices that ended because of a loss."""
@@ -162,16 +165,16 @@ class RestartHistory:
         self.away_s += self.last_away_s
         self._lost_at_s = self.reason = None
         self.num_restarts += 1
-        self.num_choices_resumed += resumed
+        self.num_choices_continued += resumed
         if self._log is not None:
             self._log.warning("engine_restarted", took_s=round(self.last_away_s, 2), resumed_choices=resumed)
         self._on_restart()
 
-    def ended(self, choices: int, rid: str = "", fingerprint: str = "") -> None:
+    def count_lost_choices(self, choices: int, rid: str = "", fingerprint: str = "") -> None:
         """Note choices that were lost; with `rid`, those of a request that killed the engine."""
         self.num_choices_lost += choices
         if rid and self._log is not None:
-            hint = "the engine ended each time that it was generated"
+            hint = "the engine died repeatedly while it generated this request; the request is not sent again"
             self._log.error("request_quarantined", request_id=rid, prompt_hmac=fingerprint, hint=hint)
 
     def contradicted(self, rid: str, what: str) -> None:

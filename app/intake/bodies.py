@@ -59,7 +59,7 @@ class BodyReader:
         self._backends = backends
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
-        self._turns = LoopGate()
+        self._loop_gate = LoopGate()
 
     @property
     def limit_bytes(self) -> int:
@@ -105,12 +105,12 @@ class BodyReader:
             raise BadRequest(
                 f"The body did not arrive within {self._timeout_s:g} s.", code="body_timeout"
             ) from None
-        await self._turns.take(owner)
+        await self._loop_gate.take(owner)
         return Body(bytes(raw), request.scope)
 
     async def wait_for_tick(self, owner: str) -> None:
         """Wait until a request without a body may continue, as one whose body has arrived does."""
-        await self._turns.take(owner)
+        await self._loop_gate.take(owner)
 
 
 class Body:
@@ -147,7 +147,7 @@ class Body:
             return await asyncio.to_thread(lambda: make(parse_body(self.raw)))
 
 
-class BodyMemory:
+class BodyMemoryLayer:
     """The layer that lends each request memory for its body, until its response begins.
 
     From then on the engine has the request: what it keeps is bounded by what the engine has room for.

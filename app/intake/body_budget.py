@@ -117,8 +117,8 @@ class BodyLease:
 
 def _full() -> Unavailable:
     return Unavailable(
-        "The request bodies in progress fill the memory for them, or this caller's"
-        " share; send fewer large requests at once, and this one again.",
+        "The memory for request bodies, or this caller's share of it, is full. Send fewer large requests at"
+        " once, then send this one again.",
         code="too_many_bodies",
         retry_after_s=2,
     )

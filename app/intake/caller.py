@@ -36,7 +36,7 @@ class Caller:
                 code="grammar_forbidden",
                 param=param,
             )
-            error.with_caller_param(chat.spelled)
+            error.with_caller_param(chat.caller_names)
             raise error
 
 

@@ -1,7 +1,7 @@
 """Streams by id: in memory, suspended by the process before and then continued, or as they were stored.
 
 Two clients that return at once get one stream: nothing is awaited between the last look for it in memory
-and its adoption. A client that returns while the engine loads gets the headers of its answer, and heartbeats.
+and its registration. A client that returns while the engine loads gets its answer's headers, and heartbeats.
 
 `Suspensions` (app.resume.suspensions) lists every way on which a suspended request ends.
 """
@@ -15,7 +15,7 @@ from app.core import Key
 from app.errors import EngineNotReady
 from app.metering.budgets import Allowance
 from app.metering.limits import Lease
-from app.resume.continue_answer import ContinuedAnswer
+from app.resume.continue_answer import ContinuedStart
 from app.resume.snapshot import SuspendedRequest
 from app.runtime import Runtime
 from app.store.events import StoredStream
@@ -36,7 +36,7 @@ class ContinuedStreams:
         self._runtime = runtime
         self._limit_bytes = limit_bytes
 
-    async def find(
+    async def find_or_continue(
         self, owner: str, request_id: str, make_wire: MakeWire, after: int, *, continues: bool = True
     ) -> TokenStream | None:
         """The owner's stream, for a reader that has received event `after`; None where there is none.
@@ -44,40 +44,40 @@ class ContinuedStreams:
         Unless it `continues`, a suspended one is only looked at. Raises what `Archive.find` does, Draining,
         and ReplayPositionUnknown where a suspended stream never sent `after`.
         """
-        parts = self._runtime
-        loaded = await parts.suspensions.load(owner, request_id)
-        if (stream := parts.streams.find(request_id, owner)) is not None:
+        runtime = self._runtime
+        loaded = await runtime.suspensions.load(owner, request_id)
+        if (stream := runtime.streams.find(request_id, owner)) is not None:
             return stream  # another client was faster
         if loaded is not None:
             stored, suspended = loaded
             if suspended is None or (ring := self._ring(stored)) is None:
-                await parts.suspensions.settle([request_id])
+                await runtime.suspensions.settle([request_id])
             else:
                 chat = suspended.turn.request
                 stream = TokenStream.continued(chat, make_wire(chat), ring, suspended.progress.released)
                 stream.check_sent(after)  # for a reader that is refused, the answer must not be continued
                 if not continues:
                     return stream
-                parts.suspensions.extend_deadline(request_id)
+                runtime.suspensions.extend_deadline(request_id)
                 if (stream := await self._continue(suspended, stream)) is not None:
                     return stream
-        return await parts.archive.find(owner, request_id, make_wire, after)
+        return await runtime.archive.find(owner, request_id, make_wire, after)
 
     async def _continue(self, suspended: SuspendedRequest, stream: TokenStream) -> TokenStream | None:
         """The stream of a suspended request, continued; None where its key is no longer valid."""
-        parts, chat = self._runtime, suspended.turn.request
-        key = None if suspended.key_id is None else parts.keys.get(suspended.key_id)
+        runtime, chat = self._runtime, suspended.turn.request
+        key = None if suspended.key_id is None else runtime.keys.get(suspended.key_id)
         if suspended.key_id is not None and (key is None or key.status(now_us()) != "active"):
-            await parts.suspensions.settle([chat.request_id])
+            await runtime.suspensions.settle([chat.request_id])
             return None
-        allowance = await parts.budgets.resume(key, chat.request_id)
-        if (other := parts.streams.find(chat.request_id, chat.owner)) is not None:
+        allowance = await runtime.budgets.resume(key, chat.request_id)
+        if (other := runtime.streams.find(chat.request_id, chat.owner)) is not None:
             return other  # another client was faster
-        if chat.request_id not in parts.suspensions:
+        if chat.request_id not in runtime.suspensions:
             return None  # it was settled meanwhile
-        parts.streams.add_continued(stream)
-        lease = parts.limiter.resume(key, chat.request_id, chat.n, suspended.progress.counts)
-        parts.streams.run(stream, self._serve(suspended, stream, key, lease, allowance))
+        runtime.streams.add_continued(stream)
+        lease = runtime.limiter.resume(key, chat.request_id, chat.n, suspended.progress.counts)
+        runtime.streams.run(stream, self._serve(suspended, stream, key, lease, allowance))
         return stream
 
     async def _serve(
@@ -88,13 +88,13 @@ class ContinuedStreams:
         lease: Lease,
         allowance: Allowance | None,
     ) -> None:
-        parts, models = self._runtime, None if key is None else key.terms.models
-        answer = ContinuedAnswer(
-            suspended, parts.journal, parts.suspensions, lambda model: parts.check_model(model, models)
+        runtime, models = self._runtime, None if key is None else key.terms.models
+        start = ContinuedStart(
+            suspended, runtime.journal, runtime.suspensions, lambda model: runtime.check_model(model, models)
         )
         await self._until_ready(stream)
-        await parts.pipeline.serve(
-            stream.request, stream, key=key, lease=lease, allowance=allowance, answer=answer
+        await runtime.pipeline.serve(
+            stream.request, stream, key=key, lease=lease, allowance=allowance, start=start
         )
 
     async def _until_ready(self, stream: TokenStream) -> None:

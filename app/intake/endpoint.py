@@ -14,8 +14,8 @@ from app.core import ChatRequest, IdempotencyKey, Placement
 from app.stream.token_stream import TokenStream, Wire
 
 
-class Sender(NamedTuple):
-    """The facts about a request that are not in its body."""
+class ParseContext(NamedTuple):
+    """What a parser is given of a request beside its body."""
 
     owner: str
     idempotency: IdempotencyKey | None
@@ -30,7 +30,7 @@ class AnswerEndpoint:
     """The beginning of its answers' ids; no endpoint's begins with another's."""
     object: str
     """OpenAI's name for the kind of its answers."""
-    parse: Callable[[Mapping[str, Any], Sender], Sequence[ChatRequest]]
+    parse: Callable[[Mapping[str, Any], ParseContext], Sequence[ChatRequest]]
     """The checked requests of a body, one for each prompt. Raises BadRequest. A thread may call it."""
     make_wire: Callable[[ChatRequest], Wire]
     """The writer of a stream's frames."""

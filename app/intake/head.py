@@ -26,11 +26,11 @@ class Head:
     """The last event that the client has received; 0 without any."""
     resumable: bool | None
     """The result of `may_resume`."""
-    plain: bool
+    data_lines_only: bool
     """Events are to be sent as `data:` lines only."""
     route: Size | None
     """The model of the two that the caller asks for, if any."""
-    in_full: bool
+    no_degrade: bool
     """The request is to be served as it was asked for, or refused: never in degraded mode."""
     traceparent: str
     """The caller's trace; OpenTelemetry ignores a wrong one."""
@@ -46,14 +46,14 @@ class Head:
         named = headers.get("x-route")
         if named not in (None, *get_args(Size)):
             raise BadRequest(f"x-route must be small or large, got {named!r}.", param="x-route")
-        in_full = _yes_or_no(headers, "x-no-degrade")
+        no_degrade = _yes_or_no(headers, "x-no-degrade")
         return cls(
             idempotency_key,
             last_event_id(request),
             may_resume(headers, key),
-            wants_plain(headers),
+            wants_data_lines_only(headers),
             next((size for size in get_args(Size) if size == named), None),
-            (key is not None and key.terms.degrade == "off") if in_full is None else in_full,
+            (key is not None and key.terms.degrade == "off") if no_degrade is None else no_degrade,
             headers.get("traceparent", ""),
         )
 
@@ -96,7 +96,7 @@ def last_event_id(request: Request) -> int:
     return int(raw)
 
 
-def wants_plain(headers: Mapping[str, str]) -> bool:
+def wants_data_lines_only(headers: Mapping[str, str]) -> bool:
     """True where the request asks for `data:` lines only. Raises BadRequest."""
     sent = headers.get(PLAIN_EVENTS, "0")
     if sent not in PLAIN_VALUES:

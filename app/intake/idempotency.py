@@ -40,13 +40,13 @@ class IdempotencyKeys:
     ) -> TokenStream | None:
         """The stream that this key made, for a reader that has received event `after`.
 
-        Raises Conflict if its body was another, and what `ContinuedStreams.find` does.
+        Raises Conflict if its body was another, and what `ContinuedStreams.find_or_continue` does.
         """
         stream_or_id = None if key is None else await self._look_up(owner, key)
         if not isinstance(stream_or_id, str):
             return stream_or_id
         async with self._reads.slot(owner):
-            return await self._continued.find(owner, stream_or_id, make_wire, after)
+            return await self._continued.find_or_continue(owner, stream_or_id, make_wire, after)
 
     async def _look_up(self, owner: str, key: IdempotencyKey) -> TokenStream | str | None:
         """The stream of a key in memory, else the id of the stored one. Raises Conflict."""

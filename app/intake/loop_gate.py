@@ -12,7 +12,8 @@ import time
 from app.concurrency.fair_gate import FairGate
 
 MAX_STARTS_PER_TICK, MIN_STARTS_PER_TICK = 8, 4
-"""Requests that begin in one tick. Fewer than the minimum would starve beside a thousand streams."""
+"""Requests that begin in one tick. If fewer began than the minimum, new requests would starve beside a
+thousand streams."""
 LONG_TICK_S = 0.04
 """Seconds of a tick from which fewer begin in the next ones: twice what eight requests take."""
 
@@ -24,7 +25,7 @@ class LoopGate:
         self._max_starts = MAX_STARTS_PER_TICK
         self._gate = FairGate(self._max_starts)
         self._ticked_s: float | None = None
-        """The time at which the last tick began; None while none is due, as nothing has begun since."""
+        """Monotonic seconds of the last tick; None if none is due, because no request began after it."""
 
     async def take(self, owner: str) -> None:
         """Begin at once, or in one of the next ticks."""
@@ -41,7 +42,7 @@ class LoopGate:
             self._max_starts = max(self._max_starts // 2, MIN_STARTS_PER_TICK)
         else:
             self._max_starts = min(self._max_starts + 1, MAX_STARTS_PER_TICK)
-        begun = self._gate.renew(self._max_starts)
+        begun = self._gate.reset_places(self._max_starts)
         self._ticked_s = now_s if begun else None
         if begun:
             loop.call_soon(self._tick, loop)

@@ -20,7 +20,7 @@ from app.intake.bodies import BodyReader
 from app.intake.caller import Caller
 from app.intake.client import Client
 from app.intake.continued_streams import ContinuedStreams
-from app.intake.endpoint import AnswerEndpoint, Sender
+from app.intake.endpoint import AnswerEndpoint, ParseContext
 from app.intake.head import Head
 from app.intake.idempotency import IdempotencyKeys
 from app.intake.scope import RESPONSE_HEADERS, STREAM_ID
@@ -34,7 +34,7 @@ from app.stream.token_stream import TokenStream
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedStream:
     """A stream that was admitted: with a `reader` of its events, or with the whole `answer`."""
 
     stream: TokenStream
@@ -54,7 +54,7 @@ class Intake:
         self._continued = ContinuedStreams(runtime, self._nonstream_bytes)
         self._keys = IdempotencyKeys(runtime.streams, runtime.archive, self._continued, runtime.reads)
 
-    async def open_stream(self, request: Request, caller: Caller, endpoint: AnswerEndpoint) -> Opened:
+    async def open_stream(self, request: Request, caller: Caller, endpoint: AnswerEndpoint) -> OpenedStream:
         """The stream of a request, once it is admitted, or its answer, once it has ended.
 
         A request whose Idempotency-Key has made a stream before gets that one, and is not charged.
@@ -69,14 +69,15 @@ class Intake:
             body = await self._bodies.read(request, caller.owner, self._bodies.limit_bytes)
             key = await body.idempotency(head.idempotency_key)
             async with self._keys.lock(caller.owner, key):
-                # Before parsing: a request admitted uncharged for a known key is refused under another.
+                # With the body's fingerprint, before parsing: an uncharged request that has another body than
+                # its key's first is refused without the cost of parsing.
                 stream = await self._keys.find_stream(
                     caller.owner, key, endpoint.make_wire, head.last_event_id
                 )
-                sender = Sender(caller.owner, key, body.placement())
-                chats, streaming = await body.parse_as(lambda sent: self._parse(endpoint, sender, sent))
+                context = ParseContext(caller.owner, key, body.placement())
+                chats, streaming = await body.parse_as(lambda sent: self._parse(endpoint, context, sent))
                 del body
-                chats = await self._selector.checked(chats, caller)
+                chats = await self._selector.authorized_with_text(chats, caller)
                 if stream is not None:
                     self._withdraw(lease, caller)
                     extra_prompts: Sequence[ChatRequest] = ()
@@ -107,9 +108,9 @@ class Intake:
         return limiter.begin(caller.key)
 
     def _parse(
-        self, endpoint: AnswerEndpoint, sender: Sender, sent: Mapping[str, Any]
+        self, endpoint: AnswerEndpoint, context: ParseContext, sent: Mapping[str, Any]
     ) -> tuple[Sequence[ChatRequest], bool]:
-        return endpoint.parse(self._selector.with_model(sent), sender), bool(sent.get("stream"))
+        return endpoint.parse(self._selector.with_model(sent), context), bool(sent.get("stream"))
 
     def _withdraw(self, lease: Lease, caller: Caller) -> None:
         """Give back the charge of a request that attaches: it counts as a read. Raises RateLimited."""
@@ -129,7 +130,8 @@ class Intake:
         """The stream of a new generation within the limits of its key. Raises RateLimited, Unavailable."""
         runtime = self._runtime
         allowance = await runtime.budgets.check(key, chat.request_id)
-        if lease is UNLIMITED:  # admitted to attach to what has been forgotten since, or it has no limits
+        # Admitted uncharged to attach to a stream that is gone by now, or its key has no limits.
+        if lease is UNLIMITED:
             lease = runtime.limiter.begin(key)
         with _returned_on_error(lease):
             lease.charge(chat)
@@ -148,11 +150,11 @@ class Intake:
         try:
             yield
         except Overloaded:
-            scope[RESPONSE_HEADERS] = {**scope[RESPONSE_HEADERS], **self._selector.refused(sent.model)}
+            scope[RESPONSE_HEADERS] = {**scope[RESPONSE_HEADERS], **self._selector.note_refusal(sent.model)}
             raise
         except ServingError as error:
             if not several:  # else it is that of a prompt, which names itself
-                error.with_caller_param(sent.spelled)
+                error.with_caller_param(sent.caller_names)
             raise
 
     async def _answer_all(
@@ -162,7 +164,7 @@ class Intake:
         client: Client,
         caller: Caller,
         endpoint: AnswerEndpoint,
-    ) -> Opened:
+    ) -> OpenedStream:
         """The whole answer to several prompts. Raises what one of them was refused with.
 
         Each is a request of its own in the key's limits and in the ledger. At the end their streams are
@@ -175,7 +177,7 @@ class Intake:
         prompts = SeveralPrompts(first, extra_prompts, begin, endpoint.new_id)
         client.on_gone(prompts.leave)
         try:
-            return Opened(first, client, answer=endpoint.render(await prompts.answered()))
+            return OpenedStream(first, client, answer=endpoint.render(await prompts.answered()))
         finally:
             client.stop()
             for stream in prompts.begun:
@@ -201,14 +203,17 @@ class Intake:
         *,
         continues: bool = True,
     ) -> TokenStream:
-        """The caller's stream, in memory or as stored. Raises NotFound, and as `ContinuedStreams.find`."""
+        """The caller's stream, in memory, continued or as stored.
+
+        Raises NotFound, and as `ContinuedStreams.find_or_continue`.
+        """
         owner = caller.owner
         if request_id.startswith(endpoint.id_prefix):
             if (stream := self._runtime.streams.find(request_id, owner)) is not None:
                 return stream
             self.charge_read(caller)
             async with self._runtime.reads.slot(owner):
-                stream = await self._continued.find(
+                stream = await self._continued.find_or_continue(
                     owner, request_id, endpoint.make_wire, after, continues=continues
                 )
             if stream is not None:
@@ -219,7 +224,9 @@ class Intake:
             code="stream_not_found",
         )
 
-    async def events(self, stream: TokenStream, client: Client, after: int = 0, *, resumable: bool) -> Opened:
+    async def events(
+        self, stream: TokenStream, client: Client, after: int = 0, *, resumable: bool
+    ) -> OpenedStream:
         """A reader of the events after `after`, once the request is admitted.
 
         Until then a client that leaves, and cannot return, stops the request, unless others wait for it too.
@@ -228,31 +235,31 @@ class Intake:
         if not resumable:
             client.on_gone(lambda: self._runtime.streams.leave(stream, reader, grace_s=0.0))
         try:
-            await stream.opened()
+            await stream.status_sent()
         except BaseException:
             reader.close()
             client.stop()
             raise
         # Once admitted, a client that leaves has its grace (app.stream.registry).
         client.on_gone(lambda: None)
-        return Opened(stream, client, reader)
+        return OpenedStream(stream, client, reader)
 
     async def answer(
         self, stream: TokenStream, client: Client, endpoint: AnswerEndpoint, *, resumable: bool
-    ) -> Opened:
+    ) -> OpenedStream:
         """The whole answer, once it has ended; a client that leaves for good stops it at once."""
         reader, streams = stream.attach(), self._runtime.streams
         grace_s = None if resumable else 0.0
         client.on_gone(lambda: streams.leave(stream, reader, grace_s=grace_s))
         try:
-            await stream.opened()
+            await stream.status_sent()
             await stream.ended()
         finally:
             client.stop()
             streams.leave(stream, reader, grace_s=grace_s)
-        return Opened(stream, client, answer=endpoint.render([stream]))
+        return OpenedStream(stream, client, answer=endpoint.render([stream]))
 
-    def leave(self, opened: Opened) -> None:
+    def leave(self, opened: OpenedStream) -> None:
         """Note that the client of an event stream has left it, or has received all of it."""
         if opened.reader is not None:
             self._runtime.streams.leave(opened.stream, opened.reader)
@@ -265,9 +272,9 @@ class Intake:
 
 @contextlib.contextmanager
 def _returned_on_error(lease: Lease) -> Iterator[None]:
-    """A request that fails has used no tokens, and counts as a request of its minute.
+    """If a request fails, its tokens are given back and it still counts in requests a minute.
 
-    One that the server cannot take counts as none.
+    If the server has no room (Unavailable), it does not count.
     """
     try:
         yield

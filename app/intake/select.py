@@ -41,8 +41,12 @@ class ModelSelector:
             return {**body, "model": self._backends.large.id}
         return body
 
-    async def checked(self, chats: Sequence[ChatRequest], caller: Caller) -> Sequence[ChatRequest]:
-        """The prompts of a request, of which the caller may use the model; token ids with their text.
+    async def authorized_with_text(
+        self, chats: Sequence[ChatRequest], caller: Caller
+    ) -> Sequence[ChatRequest]:
+        """The request's prompts, after a check that the caller may use the model.
+
+        A prompt of token ids gets its text.
 
         Raises UnknownModel, Forbidden, BadRequest, ContextOverflow.
         """
@@ -55,7 +59,7 @@ class ModelSelector:
         """A prompt of token ids with its text, which the screens read."""
         if chat.raw is None or chat.raw.token_ids is None:
             return chat
-        token_ids, place = chat.raw.token_ids, chat.spelled["prompt"]
+        token_ids, place = chat.raw.token_ids, chat.caller_names["prompt"]
         if chat.model == AUTO:
             raise UnsupportedParameter(
                 f"{place}: token ids belong to one model's vocabulary; name the model, or send text.",
@@ -93,16 +97,16 @@ class ModelSelector:
             )
         if degrade is not None and chat.model == self._backends.large.id:
             small, tokens = self._small_for(chat, caller), tokens + branch.tokens
-            done = degrade.apply(chat, tokens, small=small, branch=branch, insists=head.in_full)
-            capped = done.max_tokens != chat.max_tokens
-            chat = _served_by(chat, done.model, done.headers).with_placement(length_capped=capped)
-            chat = replace(chat, max_tokens=done.max_tokens)
+            decision = degrade.apply(chat, tokens, small=small, branch=branch, no_degrade=head.no_degrade)
+            capped = decision.max_tokens != chat.max_tokens
+            chat = _served_by(chat, decision.model, decision.headers).with_placement(length_capped=capped)
+            chat = replace(chat, max_tokens=decision.max_tokens)
         return chat
 
-    def refused(self, model: str) -> Mapping[str, str]:
-        """The headers of a refusal by a model's full queue; the small model's is not degraded mode."""
+    def note_refusal(self, model: str) -> Mapping[str, str]:
+        """Count a refusal by a model's full queue; returns its headers. Only the large model is degraded."""
         degrade = self._degrade
-        return {} if degrade is None or model != self._backends.large.id else degrade.refused()
+        return {} if degrade is None or model != self._backends.large.id else degrade.note_refusal()
 
     def _small_for(self, chat: ChatRequest, caller: Caller) -> ModelCard | None:
         """The small model, where it is ready, has room, and may serve the request."""

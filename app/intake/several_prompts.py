@@ -11,7 +11,7 @@ from app.core import ChatRequest
 from app.errors import Overloaded, RateLimited, ServingError
 from app.stream.token_stream import ABANDONED, TokenStream
 
-CHOICES = 8
+MAX_CHOICES_AT_ONCE = 8
 """Choices of one request that are generated at once: admission shares the engine out among requests, and one
 of 128 prompts is not to fill its queue."""
 
@@ -31,7 +31,7 @@ class SeveralPrompts:
         self._new_id = new_id
         self._waiting = deque(enumerate(extra_prompts, start=1))
         self._answers = {0: first}
-        self._num_at_work = max(1, min(CHOICES // first.request.n, 1 + len(extra_prompts)))
+        self._num_at_work = max(1, min(MAX_CHOICES_AT_ONCE // first.request.n, 1 + len(extra_prompts)))
         self.begun = [first]
         """All streams, those too that were refused and tried again."""
         self._stopped: str | None = None
@@ -44,9 +44,9 @@ class SeveralPrompts:
         """
         first = self._answers[0]
         try:
-            await first.opened()
+            await first.status_sent()
         except ServingError as error:
-            error.with_caller_param(first.request.spelled)
+            error.with_caller_param(first.request.caller_names)
             raise
         workers = [asyncio.create_task(self._work(first))]
         workers += [asyncio.create_task(self._work()) for _ in range(1, self._num_at_work)]
@@ -72,7 +72,7 @@ class SeveralPrompts:
     async def _work(self, first: TokenStream | None = None) -> None:
         """Answer one prompt after another, until none is left or there is no room for another one."""
         if first is not None:
-            await self._end(first)
+            await self._await_end(first)
         while self._waiting:
             number, chat = self._waiting.popleft()
             try:
@@ -80,22 +80,22 @@ class SeveralPrompts:
                 self.begun.append(stream)
                 if self._stopped is not None:
                     stream.cancel(self._stopped)
-                await self._end(stream)
+                await self._await_end(stream)
             except ServingError as error:
-                if self._stopped is not None:  # its result has no more than that
+                if self._stopped is not None:  # all prompts are being stopped, so this error adds nothing
                     self._answers.pop(number, None)
                     break
                 if not isinstance(error, Overloaded | RateLimited) or self._num_at_work == 1:
-                    error.with_caller_param(chat.spelled)
+                    error.with_caller_param(chat.caller_names)
                     raise
-                # One of those that run takes it over, and has made room by then.
+                # A worker that still runs takes this prompt later, when its own has ended.
                 self._answers.pop(number, None)
                 self._waiting.appendleft((number, dataclasses.replace(chat, request_id=self._new_id())))
                 break
         self._num_at_work -= 1
 
-    async def _end(self, stream: TokenStream) -> None:
-        await stream.opened()
+    async def _await_end(self, stream: TokenStream) -> None:
+        await stream.status_sent()
         await stream.ended()
         if stream.error is not None:
             self._stop("cancelled")

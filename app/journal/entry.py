@@ -90,13 +90,13 @@ class JournalEntry:
         """
         self.stream = stream
         self.turn = turn
-        self.earlier = progress
+        self.suspended_progress = progress
         self.key_id = key_id
         self.terms = terms
         self.begun_s = time.monotonic()
         """The time at which its reservation was made."""
         self.finish = "abort"
-        """The ledger's word for the end: finish reasons, or an error's code."""
+        """What the ledger calls the end, in its column `outcome`: finish reasons, or an error's code."""
         self.outcome = Outcome.FAILED
         self.emitted_tokens = sum(map(len, progress.token_ids))
         """Token ids that engines handed over, each once; see Engine.pop_emitted_tokens."""
@@ -155,7 +155,7 @@ class JournalEntry:
         return self.stream.dump(self.saved_id, done=done), False
 
     def finish_as(self, finish: str) -> None:
-        """Set the outcome for the ledger. Does nothing after the settlement."""
+        """Set the finish for the ledger. Does nothing after the settlement."""
         if not self.settled:
             self.finish = finish
 
@@ -215,7 +215,7 @@ class JournalEntry:
     def usage(self) -> Usage:
         """The counts so far, over all choices; the prompt counts once.
 
-        Held text counts as withheld until it is released; reasoning, once it is.
+        Held text counts as withheld until it is released. Reasoning tokens count only once released.
         """
         first = first_of(self._counts)
         completion_tokens = sum(c.completion_tokens for c in self._counts.values())
@@ -232,7 +232,7 @@ class JournalEntry:
         """The state of each choice now."""
         return Progress(self._generated, dict(self._counts), dict(self._released))
 
-    def finished(self, answers: Mapping[int, ChoiceMessage], status: Status) -> list[FinishedAnswer]:
+    def answer_rows(self, answers: Mapping[int, ChoiceMessage], status: Status) -> list[FinishedAnswer]:
         """The turn's answers as they are stored."""
         return [
             finished_answer(answer_id, answers.get(choice, ChoiceMessage()), status, self._ids(choice))

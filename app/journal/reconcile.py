@@ -34,7 +34,7 @@ async def reconcile(database: Database) -> int:
 def settle_open(
     connection: sqlite3.Connection,
     left: UnsettledRequest,
-    outcome: str = "interrupted",
+    finish: str = "interrupted",
     status: Status = "interrupted",
 ) -> None:
     """Settle an open request at its last checkpoint, with what was released of it then.
@@ -43,7 +43,7 @@ def settle_open(
     """
     at_us = time.time_ns() // 1000
     suspensions.take(connection, left.seq)
-    ledger.settle(connection, Settlement(left.seq, left.usage, outcome, at_us, reconciled=True))
+    ledger.settle(connection, Settlement(left.seq, left.usage, finish, at_us, reconciled=True))
     events.free_idempotency_key(connection, left.seq)
     erased = events.is_erased(connection, left.seq)
     stored = {} if erased else stored_answers(connection, left.seq)
@@ -62,4 +62,4 @@ def stored_answers(connection: sqlite3.Connection, request_seq: int) -> dict[int
         ring = Ring.restore(events.segments(connection, request_seq), _UNLIMITED_BYTES, only_prefix=True)
     except ValueError:
         return {}  # a replay says so (app.stream.replay); it must not keep the server from starting
-    return build_messages(*ring.whole())
+    return build_messages(*ring.contents())

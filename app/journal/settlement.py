@@ -32,7 +32,7 @@ def settlement_of(entry: JournalEntry) -> SettleUnit:
     # [DONE] is stored now and sent once this is committed.
     segment, is_whole = entry.unsaved(done=not stream.done)
     answered = bool(entry.turn.answer_ids)
-    held_answers = build_messages(*stream.held()) if answered and is_whole else None
+    held_answers = build_messages(*stream.in_ring()) if answered and is_whole else None
     frees_idempotency_key = stream.refused or isinstance(stream.error, Unavailable | InternalError)
 
     def end(connection: sqlite3.Connection) -> None:
@@ -49,7 +49,7 @@ def settlement_of(entry: JournalEntry) -> SettleUnit:
             texts: Mapping[int, ChoiceMessage] | None = {} if deleted else held_answers
             if texts is None:
                 texts = stored_answers(connection, request_seq)
-            finished = entry.finished(texts, status)
+            finished = entry.answer_rows(texts, status)
             tokens = settlement.usage.reported_tokens
             conversations.finish_answers(connection, finished, settlement.settled_at_us, tokens)
         if deleted:

@@ -3,6 +3,10 @@
 With a byte-level BPE tokenizer the text is counted by tiktoken, over the model's own merges; with any
 other one by its bytes, on the high side. Neither sees what a conversation's history adds, which is
 not read yet, nor what an image really takes.
+
+An answer is expected to be as long as its key's last ones: so much of the key's limit is set aside before it
+begins (app.metering.limits), and what it uses beyond is charged as it grows. KV memory, which must not run
+out, is set aside (app.admission.budget) by lengths that have a variance: app.admission.estimates.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 `begin` precedes reading the body, `charge` any other expensive work. Both are synchronous:
 between looking and charging nothing else runs. What a request did not use it gives back. What its answer
 makes beyond its estimate is charged as it is made, and is its key's debt where the window has no room
-(app.metering.rates). An answer ends where its request has used a whole window, or its key owes one.
-Nothing here outlives the process.
+(app.metering.rates). An answer ends when its request has used one minute's tokens, or its key's debt is one
+minute's tokens. Nothing here outlives the process.
 
 `Intake` (app.intake.open_stream) begins and charges a lease, and returns it if the request fails before its
 generation. From then on `Pipeline.serve` corrects it, `EngineRun` calls `on_delta`, and `Finalizer`

@@ -66,7 +66,7 @@ class ModelTraffic:
     """One model's requests."""
 
     def __init__(self) -> None:
-        self.outcomes: Counter[str] = Counter()
+        self.finishes: Counter[str] = Counter()
         self.usage = Usage()
         """Tokens of the committed settlements."""
         self.cost_micro_usd = 0
@@ -92,10 +92,10 @@ class Traffic:
         """A model's numbers, all zero when it is new."""
         return self.models[model]
 
-    def ended(self, model: str, outcome: str, timings: Timings) -> None:
+    def ended(self, model: str, finish: str, timings: Timings) -> None:
         """Count a request at its end, of any kind."""
         traffic = self.of(model)
-        traffic.outcomes[outcome] += 1
+        traffic.finishes[finish] += 1
         traffic.queue.observe(timings.queue_s)
         traffic.ttft["hit" if timings.prefix_hit else "miss"].observe(timings.ttft_s)
         traffic.tpot.observe(timings.tpot_s)

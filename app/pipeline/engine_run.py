@@ -70,16 +70,16 @@ class EngineRun:
         self._opening: asyncio.Task[None] | None = None
         self._screen: AnswerScreen | None = None
         self._sent_s = 0.0
-        self.limit: Lease | Allowance | None = None
+        self.exhausted: Lease | Allowance | None = None
         """The limit that ended the answer: its key's tokens a minute, or its month's money."""
-        self.budgeted = allowance is not None
+        self.has_allowance = allowance is not None
         """True if `charge` has to be called."""
         # Looked up once: `counted` is called for every token.
         self._on_ticket, self._on_trace, self._on_entry = ticket.on_delta, trace.record, entry.generated
         self._metered = lease.metered
         self._has_unbilled = prompt.unbilled_tokens > 0
-        self._progress = entry.earlier if entry.earlier.counts else None
-        """None where nothing is handed over once more."""
+        self._progress = entry.suspended_progress if entry.suspended_progress.counts else None
+        """None if nothing was generated before. A continued answer's tokens are handed over again."""
 
     async def __aenter__(self) -> Self:
         """Start the engine. The status line is sent now where the prompt is judged, else with its verdict.
@@ -105,7 +105,7 @@ class EngineRun:
         """Release the engine, and the harmless part of the held text of an interrupted answer."""
         try:
             if isinstance(exc, ScreenFailed):
-                await self._drain_engine()
+                await self._read_engine_to_end()
             elif exc is not None and not isinstance(exc, Suspended):
                 self._engine.abort(self._rid)  # ignored where the engine has failed or ended
                 if isinstance(exc, ServingError):  # no defect, and the task is not cancelled
@@ -118,7 +118,7 @@ class EngineRun:
     def counted(self, delta: Delta) -> Delta | None:
         """Note a delta in ticket, trace and limits. Returns it as billed.
 
-        None where it belongs to a suspended choice, whose last tokens are not released.
+        If the server stops, the aborted choice's last delta is not released: the result is None.
         """
         self._on_ticket(delta)
         self._on_entry(delta)
@@ -129,7 +129,7 @@ class EngineRun:
         if self._progress is None or self._progress.is_reached(delta):
             self._on_trace(delta)
             if self._metered and self._lease.on_delta(delta.choice, delta.counts.completion_tokens):
-                self.limit = self.limit or self._lease
+                self.exhausted = self.exhausted or self._lease
         if delta.finish_reason == "abort" and self._stream.suspending:
             return None
         return delta
@@ -138,7 +138,7 @@ class EngineRun:
         """Charge the budget for what is released by now. Returns whether it is used up."""
         allowance, entry = self._allowance, self._entry
         if allowance is not None and allowance.note_usage(entry.usage(), entry.terms.price):
-            self.limit = allowance
+            self.exhausted = allowance
             return True
         return False
 
@@ -155,7 +155,7 @@ class EngineRun:
                 await self._opening
             await self._entry.committed()
         except ServingError:
-            await self._drain_engine()
+            await self._read_engine_to_end()
             raise
         request, key_id = self._entry.turn.request, self._entry.key_id
         salt, counts = request.placement.cache_salt, first.counts
@@ -165,8 +165,8 @@ class EngineRun:
     async def end(self, screen: AnswerScreen | None) -> Outcome:
         """Decide which end the answer has, and finish its open choices.
 
-        A halt by a screen precedes a limit, a limit the stop of the server, and that a cancellation. The
-        engine is stopped where a screen or a limit ended the answer.
+        If several ends apply, the first of these counts: halt, limit, server stop, cancellation. The engine
+        is stopped where a screen or a limit ended the answer.
 
         Held tokens, and those that the engine makes until it has stopped, are withheld and not billed.
 
@@ -174,23 +174,23 @@ class EngineRun:
         """
         trace, stream = self._trace, self._stream
         if screen is not None and screen.halted is not None:
-            await self._drain_engine()
+            await self._read_engine_to_end()
             self._finish_choices("content_filter")
             outcome = Outcome.HALTED
-        elif self.limit is not None:
-            await self._drain_engine()
+        elif self.exhausted is not None:
+            await self._read_engine_to_end()
             if self._finish_choices("length"):
-                stream.notice("budget", self.limit.as_notice())
+                stream.extra_chunk("budget", self.exhausted.as_notice())
             outcome = Outcome.CANCELLED if trace.stopped else Outcome.BUDGET
         elif stream.suspending and trace.unfinished:
-            if stream.pending:
+            if stream.status_unsent:
                 stream.check_not_stopping()
             raise Suspended
         else:
             self._entry.read_to_end()
             outcome = Outcome.CANCELLED if trace.stopped else Outcome.DONE
             if trace.stopped and stream.cancelled == ABANDONED:  # for a client that asks for it later
-                stream.notice("abandoned", {"message": _ABANDONED})
+                stream.extra_chunk("abandoned", {"message": _ABANDONED})
         self._entry.end(outcome)
         return outcome
 
@@ -213,10 +213,10 @@ class EngineRun:
         if self._screen is None:
             self._screen = self._session.open_screen()
             if self._progress is not None:
-                self._screen = SkipReleased(self._screen, self._stream.held(), self._progress.released)
+                self._screen = SkipReleased(self._screen, self._stream.in_ring(), self._progress.released)
         return self._screen
 
-    async def _drain_engine(self) -> None:
+    async def _read_engine_to_end(self) -> None:
         """Abort the engine and read on to its final deltas."""
         self._engine.abort(self._rid)
         with contextlib.suppress(ServingError):  # the request ends for another reason already
@@ -229,13 +229,13 @@ class EngineRun:
         unfinished = self._trace.unfinished
         for choice in unfinished:
             last = Delta(choice, "text", "", (), self._entry.released_counts(choice), reason)
-            self._trace.finished(last)
+            self._trace.record_finish(last)
             self._stream.append(last)
         return bool(unfinished)
 
     def _release_harmless(self) -> None:
         if self._screen is None:
             return
-        for released in self._screen.drain():
+        for released in self._screen.take_releasable():
             self._entry.released(released)
             self._stream.append(released)

@@ -27,7 +27,7 @@ from app.metering.limits import Lease
 from app.metering.traffic import Traffic
 from app.pipeline.engine_run import Suspended
 from app.pipeline.trace import Trace
-from app.resume.continue_answer import NewAnswer
+from app.resume.continue_answer import AnswerStart
 from app.resume.suspensions import Suspensions
 from app.safety.session.session import SafetySession
 from app.stream.token_stream import TokenStream
@@ -50,7 +50,7 @@ class Finalizer:
         log: FilteringBoundLogger,
         trace: Trace,
         lease: Lease,
-        answer: NewAnswer,
+        start: AnswerStart,
         on_ended: Callable[[Trace], None] | None = None,
     ) -> None:
         """`on_ended` is called with the trace of the request at its end."""
@@ -60,7 +60,7 @@ class Finalizer:
         self._log = log
         self._trace = trace
         self._lease = lease
-        self._answer = answer
+        self._start = start
         self._on_ended = on_ended
         self._entry: JournalEntry | None = None
 
@@ -84,7 +84,7 @@ class Finalizer:
         except asyncio.CancelledError:
             trace.failed("cancelled")
             stopped = Draining("The server stopped before the answer was complete; ask again.")
-            if stream.suspending and self._entry is not None and not stream.pending:
+            if stream.suspending and self._entry is not None and not stream.status_unsent:
                 self._suspend(stream, session, stopped)  # with the tokens generated so far
             else:
                 self._fail(stream, session, stopped)
@@ -106,10 +106,10 @@ class Finalizer:
 
     def _fail(self, stream: TokenStream, session: SafetySession, error: ServingError) -> None:
         """End the stream in an error, or suspend it."""
-        if self._answer.should_suspend(stream, error):
+        if self._start.should_suspend(stream, error):
             self._suspend(stream, session, error)
         elif self._entry is None:
-            self._entry = self._answer.fail(stream, error, self._trace.counts)
+            self._entry = self._start.fail(stream, error, self._trace.counts)
         else:
             stream.fail(error)
 
@@ -118,7 +118,7 @@ class Finalizer:
         self._trace.failed("suspended")
         entry, self._entry = self._entry, None
         if entry is None:
-            stream.suspend(error)  # it still is in the store
+            stream.suspend(error)  # the stored suspension was never taken up, so nothing is written
         else:
             self._suspensions.suspend_later(entry, session.state(), error)
 

@@ -21,7 +21,8 @@ from app.stream.token_stream import TokenStream
 RECENT_S = 300.0
 """Seconds for which ended requests are shown, and over which percentiles are taken."""
 MAX_ENDED = 1000
-"""Requests that are remembered after their end. At more than 3 of them a second RECENT_S is not reached."""
+"""Requests that are remembered after their end. If more than 3 end per second, these cover less than
+RECENT_S seconds."""
 MAX_FAILED = 200
 SAMPLE_S = 5.0
 MAX_SAMPLES = 120
@@ -87,7 +88,7 @@ class LiveRequests:
         return len(self._live)
 
     @contextlib.contextmanager
-    def noted(self, stream: TokenStream, trace: Trace, key: Key | None) -> Iterator[None]:
+    def tracked(self, stream: TokenStream, trace: Trace, key: Key | None) -> Iterator[None]:
         """Show a request for as long as it is in the pipeline, and for a while after its end."""
         live = self._live[trace] = LiveRequest(trace, stream, key)
         self._ended_tokens -= trace.completion_tokens  # an earlier process generated these

@@ -12,7 +12,7 @@ From the route to the socket:
     Pipeline.serve                 here
     EngineRun                      app/pipeline/engine_run.py      opens the stream, as `Intake.events` awaits
     TokenStream.append             app/stream/token_stream.py      into the ring
-    Outbox                         app/stream/token_stream.py      all streams together, in the next turn
+    Outbox                         app/stream/token_stream.py      all streams together, in the next tick
     Reader.on_event                app/stream/reader.py
     Connection.write               app/api/http/protocol.py        a frame for all that is waiting
 
@@ -42,7 +42,7 @@ from app.pipeline.finalize import Finalizer
 from app.pipeline.live import LiveRequests
 from app.pipeline.trace import Trace
 from app.prefix_report.report import PrefixReport
-from app.resume.continue_answer import NewAnswer
+from app.resume.continue_answer import AnswerStart
 from app.resume.suspensions import Suspensions
 from app.routing.backend import Backend, Backends
 from app.safety.session.session import AnswerScreen, SafetySession, SessionOf
@@ -70,7 +70,7 @@ class Pipeline:
         self._history = history
         self._journal = journal
         self._suspensions = suspensions
-        self._new_answer = NewAnswer(history, journal)
+        self._fresh_start = AnswerStart(history, journal)
         self._traffic = traffic
         self._session_of = session_of
         self._prefixes = prefixes
@@ -86,26 +86,26 @@ class Pipeline:
         key: Key | None = None,
         lease: Lease = UNLIMITED,
         allowance: Allowance | None = None,
-        answer: NewAnswer | None = None,
+        start: AnswerStart | None = None,
     ) -> None:
         """Take a checked request to its answer. In every case `stream` is ended and `lease` released."""
-        answer, key_id = answer or self._new_answer, None if key is None else key.id
-        trace = Trace(request, answer.progress.counts, stream.finish_reasons(), key_id=key_id)
+        start, key_id = start or self._fresh_start, None if key is None else key.id
+        trace = Trace(request, start.progress.counts, stream.finish_reasons(), key_id=key_id)
         backend, session = self._backends.of(request.model), self._session_of(request, key)
         finalizer = Finalizer(
-            self._journal, self._suspensions, self._traffic, self._log, trace, lease, answer, self._on_ended
+            self._journal, self._suspensions, self._traffic, self._log, trace, lease, start, self._on_ended
         )
-        noted, settled = self._live.noted(stream, trace, key), finalizer.settle_on_exit(stream, session)
-        with noted, settled, self._history.claim(request):
+        tracked, settled = self._live.tracked(stream, trace, key), finalizer.settle_on_exit(stream, session)
+        with tracked, settled, self._history.claim(request):
             backend.precheck(request, key)
-            turn = await answer.load(request, session)
-            prompt = answer.engine_prompt(await _render(session, backend, turn.request))
+            turn = await start.load(request, session)
+            prompt = start.engine_prompt(await _render(session, backend, turn.request))
             trace.rendered(prompt)
             lease.correct(prompt)
             with await _admit(backend, turn.request, prompt, stream, key, trace) as ticket:
                 stream.check_wanted()
                 prompt = ticket.with_replica(prompt)
-                entry = await answer.reserve(turn, prompt, stream, trace.counts, key)
+                entry = await start.reserve(turn, prompt, stream, trace.counts, key)
                 finalizer.attach_reservation(entry)
                 screen: AnswerScreen | None = None
                 engine_run = EngineRun(
@@ -122,13 +122,13 @@ class Pipeline:
                             ready = await screen.review()
                         for released in ready:
                             if released.finish_reason is not None:
-                                trace.finished(released)
+                                trace.record_finish(released)
                             entry.released(released)
-                            # Into the ring, and to its readers in the next turn of the loop.
+                            # Into the ring, and to its readers in the next tick of the loop.
                             stream.append(released)
-                            if run.budgeted and run.charge():
+                            if run.has_allowance and run.charge():
                                 break
-                        if screen.halted is not None or run.limit is not None:
+                        if screen.halted is not None or run.exhausted is not None:
                             break
                     outcome = await run.end(screen)
                 ticket.release()  # the next request's room does not wait for the commit
@@ -147,7 +147,7 @@ async def _render(session: SafetySession, backend: Backend, request: ChatRequest
     except ContextOverflow:
         if not request.placement.length_capped:
             raise
-        # The room that is left is less than a shortened answer may take.
+        # The context has less room than degraded mode's `max_tokens`, so the answer gets what is left.
         return await session.render(backend.engine, replace(request, max_tokens=None))
 
 

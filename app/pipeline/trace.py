@@ -57,7 +57,7 @@ class Trace:
         if self._first_token_s is None and delta.token_ids:
             self._first_token_s = time.monotonic()
 
-    def finished(self, delta: Delta) -> None:
+    def record_finish(self, delta: Delta) -> None:
         """A choice's last delta is released."""
         assert delta.finish_reason is not None
         self._finish_reasons[delta.choice] = delta.finish_reason

@@ -1,8 +1,8 @@
 """The prefix report: for each key's prompts, the tokens expected in the cache, found there, and why.
 
-`saw` is called for every request once its cached tokens are known. A system prompt's editions (another clock
-in it, another tool list) are one series. When a request finds less than its edition is expected to have, that
-is a *break*, with one cause, the first that holds:
+`record` is called for every request once its cached tokens are known. A system prompt's editions (another
+clock in it, another tool list) are one series. When a request finds less than its edition is expected to
+have, that is a *break*, with one cause, the first that holds:
 
     restarted  the engine was started again since the edition was seen
     salt       the cache salt is another than the edition's
@@ -133,7 +133,7 @@ class PrefixReport:
         if at is not None:
             what = edition.changed_option(seen.request, seen.prompt)
             self._judge(seen, edition, edition.expected, "template", Difference(what, at, 0))
-            edition.render(seen.request, seen.prompt, seen.now_s)
+            edition.set_reference(seen.request, seen.prompt, seen.now_s)
         elif edition.boundary is not None and seen.sent_s >= edition.since_s:
             self._judge(seen, edition, edition.boundary, "evicted", Difference("", seen.cached, 0))
         else:
@@ -188,7 +188,7 @@ class PrefixReport:
         series.touch(self._wall_us())
         estimate = estimate_of(seen.request, seen.prompt, stable)
         edition = PromptEdition(series, stable, seen.salt, seen.epoch, seen.now_s, estimate)
-        edition.render(seen.request, seen.prompt, seen.now_s)
+        edition.set_reference(seen.request, seen.prompt, seen.now_s)
         edition.touch(seen.now_s)
         if replaced is not None:
             self._drop(replaced)

@@ -1,7 +1,7 @@
 """A system prompt through its editions: what of each should be cached, what was, and where that broke.
 
-A prompt's ids are compared with those of its edition's first request. Where they part is where the stable
-part ends, or later, by what the two users' words have in common: so the earliest such place is believed.
+A prompt's ids are compared with those of its edition's first request. Two prompts part at the end of the
+stable part, or later if the users' words begin alike. So the earliest parting is taken as the end.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class PromptEdition:
         """Note the cache salt and the number of restarts under which the prefix is cached now."""
         self.salt, self.epoch = salt, epoch
 
-    def render(self, request: ChatRequest, prompt: Prompt, now_s: float) -> None:
+    def set_reference(self, request: ChatRequest, prompt: Prompt, now_s: float) -> None:
         """Compare with this prompt from now on, which is in the cache."""
         self.head, self.since_s = _packed(prompt.token_ids[: self.head_tokens]), now_s
         self.boundary, self.is_exact = None, False
@@ -198,7 +198,7 @@ class PromptEdition:
     def compare(self, request: ChatRequest, prompt: Prompt) -> int | None:
         """Learn from another prompt how far they stay the same; the token where it is *rendered* differently.
 
-        None where it is not: where they part is then where the users' own words begin.
+        If the rendering is the same, the result is None: the prompts part where the users' own words begin.
         """
         bound = self.head_tokens if self.boundary is None else self.boundary
         ids = _packed(prompt.token_ids[:bound])

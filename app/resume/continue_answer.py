@@ -26,7 +26,7 @@ from app.stream.token_stream import ABANDONED, SUSPENDED, TokenStream
 ByChoice = Mapping[int, Counts]
 
 
-class NewAnswer:
+class AnswerStart:
     """An answer from its first token."""
 
     progress = Progress()
@@ -67,7 +67,7 @@ class NewAnswer:
         return None
 
 
-class ContinuedAnswer(NewAnswer):
+class ContinuedStart(AnswerStart):
     """An answer that an earlier process began. Its stream has the events that were released."""
 
     def __init__(

@@ -38,13 +38,13 @@ class SkipReleased:
     def __init__(
         self,
         screen: AnswerScreen,
-        held: tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]],
+        in_ring: tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]],
         released: Mapping[int, Counts],
     ) -> None:
-        """`held` is all that was released, text by track and control events; `released` are its counts."""
+        """`in_ring` is all that was released, text by track and control events; `released` are its counts."""
         self._screen = screen
         self._released = released
-        runs, events = held
+        runs, events = in_ring
         self._tracks = {track: _Track(run) for track, run in runs.items()}
         self._tools: dict[int, list[ToolCall]] = {}
         self._finished = {event.choice for event in events if isinstance(event, Finished)}
@@ -77,9 +77,9 @@ class SkipReleased:
         """Review the held text, as `AnswerScreen.review`. Raises OutputMismatch too."""
         return list(self._unreleased(await self._screen.review()))
 
-    def drain(self) -> Sequence[Delta]:
-        """The rest, as `AnswerScreen.drain`; nothing of an answer that differs."""
-        passed = self._screen.drain()
+    def take_releasable(self) -> Sequence[Delta]:
+        """The rest, as `AnswerScreen.take_releasable`; nothing of an answer that differs."""
+        passed = self._screen.take_releasable()
         try:
             return list(self._unreleased(passed))
         except OutputMismatch:  # it has broken off for another reason already
@@ -109,7 +109,7 @@ class SkipReleased:
         elif text or delta.finish_reason is not None:
             if text or self._left_chars[choice] > 0:
                 raise OutputMismatch
-            # The screen has it, and withholds its end with what came in the same delta.
+            # The screen has read the whole released part. It withholds the rest of this delta.
             self._behind.discard(choice)
             return delta._replace(counts=self._released.get(choice, delta.counts))
         is_new = text or logprobs or delta.finish_reason is not None or (tool is not None and tool.name)

@@ -22,7 +22,7 @@ from app.store.ledger import BillingTerms
 from app.store.suspensions import StoredSuspension, Suspension
 
 _VERSION = 1
-_LEFT_OUT = frozenset({"past", "raw", "placement", "idempotency", "body", "traceparent"})
+_LEFT_OUT = frozenset({"past", "raw", "placement", "idempotency", "body", "traceparent", "caller_names"})
 _REQUEST_FIELDS = tuple(f.name for f in dataclasses.fields(ChatRequest) if f.name not in _LEFT_OUT)
 _TURN_FIELDS = ("run_seqs", "strikes", "from_store", "stored_bytes")
 
@@ -54,6 +54,7 @@ def pack(
     if raw is not None and raw.token_ids is not None:
         runs.append(raw.token_ids)
     fields = {name: getattr(request, name) for name in _REQUEST_FIELDS}
+    fields["spelled"] = dict(request.caller_names)  # its name in the store
     placement = dataclasses.asdict(request.placement)
     turn_fields = {name: getattr(turn, name) for name in _TURN_FIELDS}
     facts = {
@@ -100,6 +101,7 @@ def _request(
     fields, raw = dict(facts["request"]), facts["raw"]
     placement = Placement(**{**fields.pop("placement"), "socket_wait_s": 0.0})
     return ChatRequest(
+        caller_names=fields.pop("spelled", {}),
         **fields,
         past=past,
         raw=None if raw is None else RawPrompt(raw["text"], raw_ids[0] if raw_ids else None, raw["preface"]),

@@ -6,17 +6,19 @@
     settled by                       | a suspended request
     Suspensions.expire               | that no client resumed in time
     Suspensions.settle_conversation  | whose conversation was deleted
-    ContinuedStreams.find            | that this version cannot read, or with damaged events
+    ContinuedStreams.find_or_continue            | that this version cannot read, or with damaged events
     ContinuedStreams._continue       | whose key was revoked or has expired
-    ContinuedAnswer.fail             | that is refused, as its model is gone, or cancelled
+    ContinuedStart.fail              | that is refused, as its model is gone, or cancelled
 
 `ContinuedStreams` (app.intake.continued_streams) finds a request for a client that returns, and
-`ContinuedAnswer` (app.resume.continue_answer) begins its answer in `Pipeline.serve`.
+`ContinuedStart` (app.resume.continue_answer) begins its answer in `Pipeline.serve`.
 `Runtime.drain` cancels what is live as suspended, and each request's `Finalizer` (app.pipeline.finalize)
-calls `suspend_later`. An engine that writes another text than was released ends the answer:
+calls `suspend_later`. If the regenerated text differs from the released text, the answer ends:
 app.resume.skip_released.
-A request is settled at the counts that were released. Its deadline counts from the start of the process, as
-no client could return before. A client that asks for it, and is refused by a full server, begins it again.
+At a stop an answer is suspended if its status line is out and it is unfinished after `drain_timeout_s`,
+unless `suspend_timeout_s` is 0. What only waits is refused. What was not continued stays suspended.
+A request is settled at the counts that were released. The deadline counts from the start of this process,
+because no client could return before. If a full server refuses a returning client, the deadline starts anew.
 """
 
 from __future__ import annotations
@@ -211,7 +213,7 @@ class Suspensions:
         return len(expired)
 
     async def settle(
-        self, request_ids: Sequence[str], outcome: str = "interrupted", status: Status = "interrupted"
+        self, request_ids: Sequence[str], finish: str = "interrupted", status: Status = "interrupted"
     ) -> None:
         """Settle requests at what was released of them. Raises StorageUnavailable."""
         seqs = {
@@ -221,7 +223,7 @@ class Suspensions:
             return
 
         def unit(connection: sqlite3.Connection) -> list[tuple[str, int, str, int] | None]:
-            return [_settled(connection, seq, outcome, status) for seq in seqs.values()]
+            return [_settled(connection, seq, finish, status) for seq in seqs.values()]
 
         try:
             settlements = await self._database.write(unit)
@@ -263,11 +265,11 @@ def _suspension_of(entry: JournalEntry, request_seq: int, safety: Mapping[str, A
 
 
 def _settled(
-    connection: sqlite3.Connection, seq: int, outcome: str, status: Status
+    connection: sqlite3.Connection, seq: int, finish: str, status: Status
 ) -> tuple[str, int, str, int] | None:
     """Settle a request if it is open; the arguments of OnSettled."""
     left, terms = ledger.unsettled_request(connection, seq), ledger.terms_of(connection, seq)
     if left is None or terms is None:
         return None
-    settle_open(connection, left, outcome, status)
+    settle_open(connection, left, finish, status)
     return left.owner, terms.day, left.id, cost_micro_usd(left.usage, terms.price)

@@ -5,8 +5,8 @@
 
 *short* gives shorter answers, *small* sends to the small model as well; in *refuse* the queue is full, and
 what it does not take is refused, key by key, by admission (app.admission.load_shedder). Each step's
-`leave` lies below its `enter`. No two changes are nearer than the shorter of the two times: pressure that
-swings around a bound does not swing the mode. The headers `x-degraded` and `x-served-model` report it.
+`leave` lies below its `enter`. Between two changes pass at least min(`rise_s`, `fall_s`) seconds, so swinging
+pressure does not swing the mode. The headers `x-degraded` and `x-served-model` report it.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Degraded:
 
     model: str
     max_tokens: int | None
-    done: Sequence[str] = ()
+    measures: Sequence[str] = ()
 
     @property
     def headers(self) -> Mapping[str, str]:
         """`x-degraded` and `x-served-model`, where anything was done."""
-        if not self.done:
+        if not self.measures:
             return {}
-        return {"x-degraded": ", ".join(self.done), "x-served-model": self.model}
+        return {"x-degraded": ", ".join(self.measures), "x-served-model": self.model}
 
 
 class DegradedMode:
@@ -92,8 +92,8 @@ class DegradedMode:
         self.step = Step.NORMAL
         self.changes: Counter[str] = Counter()
         """The number of times that each step was entered."""
-        self.touched: Counter[str] = Counter({SHORT_OUTPUT: 0, SMALL_MODEL: 0, REFUSED: 0})
-        """Requests by what was done to them."""
+        self.requests_by_measure: Counter[str] = Counter({SHORT_OUTPUT: 0, SMALL_MODEL: 0, REFUSED: 0})
+        """Requests by the measure that was taken: SHORT_OUTPUT, SMALL_MODEL, REFUSED."""
         self.pressure = 0.0
         """The pressure as last observed."""
         self._above_since_s: float | None = None
@@ -125,34 +125,34 @@ class DegradedMode:
         *,
         small: ModelCard | None = None,
         branch: BranchSummary = EMPTY_BRANCH,
-        insists: bool = False,
+        no_degrade: bool = False,
     ) -> Degraded:
         """The decision about a request of about `prompt_tokens` in the current step.
 
-        `small` is the small model where it has room, `branch` the conversation before. `insists`
+        `small` is the small model where it has room, `branch` the conversation before. `no_degrade`
         (`x-no-degrade`) has the request served as asked for, or refused, and nothing in between. An
         answer that is no use cut short keeps its length: with tools, a format, `min_tokens` or `ignore_eos`.
         """
-        if insists or self.step is Step.NORMAL:
+        if no_degrade or self.step is Step.NORMAL:
             return Degraded(request.model, request.max_tokens)
         model, max_tokens = request.model, request.max_tokens
-        done = []
+        measures = []
         longest = self._default_tokens if max_tokens is None else max_tokens
         if _may_be_cut(request) and longest > self._short_tokens:
             max_tokens = self._short_tokens
-            done.append(SHORT_OUTPUT)
+            measures.append(SHORT_OUTPUT)
         taker = small if self.step >= Step.SMALL and small is not None and small.id != model else None
         if taker is not None and unserved(taker, request, prompt_tokens, branch) is None:
             model = taker.id
-            done.append(SMALL_MODEL)
-        self.touched.update(done)
-        return Degraded(model, max_tokens, tuple(done))
+            measures.append(SMALL_MODEL)
+        self.requests_by_measure.update(measures)
+        return Degraded(model, max_tokens, tuple(measures))
 
-    def refused(self) -> Mapping[str, str]:
-        """The headers of a refusal by the full queue, which is counted; none in the steps before."""
+    def note_refusal(self) -> Mapping[str, str]:
+        """Count a refusal by the full queue; returns its headers, none in the steps before."""
         if self.step is not Step.REFUSE:
             return {}
-        self.touched[REFUSED] += 1
+        self.requests_by_measure[REFUSED] += 1
         return {"x-degraded": REFUSED}
 
 

@@ -1,9 +1,9 @@
 """The pressure on a queue, by which degraded mode steps up and down (app.routing.degraded_mode).
 
-Pressure is 1 where a wait is as long as it may be, or the queue is full. The pressure on a key is what its
-next request would wait, over the most that the load shedder allows it, and at least 1 for a key with a
-request that was refused in the last seconds. The median of all keys in use lately counts,
-so that one heavy key among others shortens no other key's answers. Keys of the tier batch do not count: their
+Pressure is 1 where a wait is as long as it may be, or the queue is full. A key's pressure is the expected
+wait of its next request, divided by the longest wait that the load shedder allows it. If one of its requests
+was refused in the last REFUSED_S seconds, it is at least 1. The median of all keys in use lately counts, so
+that one heavy key among others shortens no other key's answers. Keys of the tier batch do not count: their
 requests may wait.
 """
 
@@ -17,7 +17,7 @@ from app.core import TIERS
 RECENT_S = 60.0
 REFUSED_S = 2.0
 """Seconds for which a refusal counts as pressure."""
-KEYS = 16
+MAX_KEYS = 16
 """The keys that are looked at, at most: each is compared with all that wait."""
 _BATCH = TIERS.index("batch")
 
@@ -29,7 +29,7 @@ def pressure_of(admission: Admission, now_s: float) -> float:
         for tenant in admission.queue.tenants
         if tenant.rank < _BATCH and (tenant.active or now_s - tenant.used_at_s < RECENT_S)
     ]
-    looked_at = tenants[:: -(-len(tenants) // KEYS) or 1]
+    looked_at = tenants[:: -(-len(tenants) // MAX_KEYS) or 1]
     of_keys = sorted(_of_key(tenant, admission.load_shedder, now_s) for tenant in looked_at)
     median = of_keys[(len(of_keys) - 1) // 2] if of_keys else 0.0
     return max(median, _queued_share(admission))

@@ -1,6 +1,6 @@
 """Verdicts in OpenAI's format: the results of `/moderations`, and a chat answer's `moderation` object.
 
-Pure functions, shared by the route, the refusal of a blocked prompt and the pipeline's notices. Shapes
+Pure functions, shared by the route, the refusal of a blocked prompt and the pipeline's extra chunk. Shapes
 are those of OpenAI's API of 2026-06-04 ("moderated completions"), as openai-python 2.4x types them in
 `types/chat/chat_completion.py`, `chat_completion_chunk.py` and `types/moderation.py`:
 
@@ -99,7 +99,7 @@ def not_judged() -> Outcome:
 
 
 def moderation(prompt: Outcome, output: Outcome) -> dict[str, Outcome]:
-    """The `moderation` object of a chat answer; the value of `stream.notice("moderation", …)`."""
+    """The `moderation` object of a chat answer; the value of `stream.extra_chunk("moderation", …)`."""
     return {"input": prompt, "output": output}
 
 

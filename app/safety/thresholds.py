@@ -62,8 +62,8 @@ HITS_TO_REVIEW = 2
 RECHECK_GROWTH, RECHECK_MIN_TOKENS = 2, 32
 """The factor by which an answer grows until it is reviewed again, and the least length then."""
 RECHECK_LOGIT_STEP = 1.0
-"""The rise of the score's logit after which an answer is reviewed again: with it 12% of ordinary answers are
-reviewed, 0.2 times an answer; of 20% no more harmful ones would be halted."""
+"""The rise of the score's logit after which an answer is reviewed again. With this step 12% of ordinary
+answers are reviewed, 0.2 reviews an answer on average. Reviewing 20% would halt no more harmful answers."""
 READ_AT_ONCE_TOKENS = 4
 """Tokens that are scored at once without doubt, where twice as many are held anyway."""
 REVIEWED_CHARS = 600

@@ -33,7 +33,7 @@ class StoredStream:
     model: str
     created_at_us: int
     state: str
-    outcome: str | None
+    finish: str | None
     usage: Usage
     reconciled: bool
     """Settled at its checkpoint, because the process that generated it died."""

@@ -100,7 +100,7 @@ class Settlement:
 
     request_seq: int
     usage: Usage
-    outcome: str
+    finish: str
     settled_at_us: int
     reconciled: bool = False
     """Settled at its checkpoint, because the process that generated it died."""
@@ -177,7 +177,7 @@ _CLOSE = (
 
 
 def _closing(s: Settlement, cost: int) -> tuple[object, ...]:
-    return (*s.usage, cost, s.outcome, s.reconciled, s.settled_at_us, s.request_seq)
+    return (*s.usage, cost, s.finish, s.reconciled, s.settled_at_us, s.request_seq)
 
 
 def settle_all(c: sqlite3.Connection, settlements: Sequence[tuple[Settlement, BillingTerms]]) -> None:

@@ -2,7 +2,8 @@
 
 A reader keeps no frames: what was sent and not read lies in the buffer of its `Connection`
 (app.api.http.protocol), whose `ready` is false while it is full. `StreamRegistry` (app.stream.registry)
-cuts a reader that stalls. app.api.http.sse is the response that follows a reader.
+cuts a reader that stalls. app.api.http.sse is the response that follows a reader; what a client sees at
+`ReplayExpired` is there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class FrameSink(Protocol):
         """Send frames in one call. Does nothing after the client has left."""
         ...
 
-    async def drained(self) -> None:
+    async def caught_up(self) -> None:
         """Wait until the client has caught up, or is gone."""
         ...
 
@@ -96,7 +97,7 @@ class Reader:
         self.sink = sink
         self.stalling = True
         try:
-            await sink.drained()
+            await sink.caught_up()
         finally:
             self.stalling = False
 

@@ -47,7 +47,7 @@ def replayed(
         wire = _HeldEnd(wire)
         ring.append_control(Failed(error.as_body()))
         ring.append_control(Done())
-    return TokenStream.finished(request, wire, ring, usage, error)
+    return TokenStream.from_store(request, wire, ring, usage, error)
 
 
 class _HeldEnd:

@@ -86,8 +86,8 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
-    """A chunk without choices, which has one other field: usage, moderation or budget."""
+class ExtraChunk:
+    """A chunk without choices, which has one other field: usage, moderation, budget or abandoned."""
 
     field: str
     value: Mapping[str, Any]
@@ -105,12 +105,12 @@ class Done:
     """The last event of a stream."""
 
 
-ControlEvent = Opened | ToolStarted | Finished | Notice | Failed | Done
+ControlEvent = Opened | ToolStarted | Finished | ExtraChunk | Failed | Done
 _KINDS: Mapping[str, type[ControlEvent]] = {
     "opened": Opened,
     "tool_started": ToolStarted,
     "finished": Finished,
-    "notice": Notice,
+    "notice": ExtraChunk,
     "failed": Failed,
     "done": Done,
 }
@@ -125,7 +125,7 @@ class Ring:
         self, limit_bytes: int, *, logprobs: bool = False, counts: bool = False, first_id: int = 1
     ) -> None:
         self._limit_bytes = limit_bytes
-        self.plain = not logprobs and not counts
+        self.text_only = not logprobs and not counts
         """True if events have text only, without log probabilities and counts."""
         self.first_id = first_id
         self._tracks = array("H")
@@ -206,7 +206,7 @@ class Ring:
         if self._counts is not None:
             self._counts.append(total_counts(self._counts_of))
         # The cheap test first: plain events are little but their text.
-        if num_bytes + 6 * len(tracks) > self._limit_bytes or not self.plain:
+        if num_bytes + 6 * len(tracks) > self._limit_bytes or not self.text_only:
             self._trim()
         return self.first_id + len(tracks) - 1
 
@@ -291,8 +291,11 @@ class Ring:
         counts = self._counts[stop - 1] if self._counts is not None else None
         return TextRun(self._names[track - 1], text, logprobs, counts)
 
-    def whole(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """All text by track, and all control events, in the order in which they began."""
+    def contents(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
+        """The text and control events that are still in the ring, in the order in which they began.
+
+        Events that were dropped are missing.
+        """
         merged: dict[int, list[TextRun]] = {}
         for track, start, stop in self._runs(0):
             if track != _CONTROL:

@@ -1,6 +1,6 @@
 """TokenStream: what one generation has released, and the readers that follow it.
 
-The generation writes events, and any number of readers send them to clients. What was written in one turn of
+The generation writes events, and any number of readers send them to clients. What was written in one tick of
 the event loop is sent in the next one, in one frame: while the loop keeps up, a frame has one token. A reader
 that lags gets several events in one frame too, without a gap, and does not slow other readers.
 `StreamRegistry` owns every live and every recently finished stream of the process (app.stream.registry).
@@ -32,9 +32,9 @@ from app.stream.reader import Reader
 from app.stream.ring import (
     ControlEvent,
     Done,
+    ExtraChunk,
     Failed,
     Finished,
-    Notice,
     Opened,
     Ring,
     TextEvent,
@@ -74,7 +74,7 @@ class Wire(Protocol):
 
 
 class Outbox:
-    """The streams that have unsent events: sent together, one turn of the event loop after the first."""
+    """The streams that have unsent events: sent together, one tick of the event loop after the first."""
 
     __slots__ = ("_unsent",)
 
@@ -82,7 +82,7 @@ class Outbox:
         self._unsent: dict[TokenStream, None] = {}
 
     def add(self, stream: TokenStream) -> None:
-        """Send the stream's events in the next turn."""
+        """Send the stream's events in the next tick."""
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._send)
         self._unsent[stream] = None
@@ -109,7 +109,7 @@ class TokenStream:
         self.usage: Mapping[str, Any] | None = None
         self._wire = wire
         self._ring = ring
-        self._plain = ring.plain
+        self._text_only = ring.text_only
         self._abort: Callable[[], None] | None = None
         self._frame: tuple[int, int, bytes] = (-1, -1, b"")
         self._newest: TextEvent = (0, TextTrack(0, "text"), b"")
@@ -120,7 +120,7 @@ class TokenStream:
         self._done: asyncio.Future[None] = loop.create_future()
 
     @classmethod
-    def finished(
+    def from_store(
         cls,
         request: ChatRequest,
         wire: Wire,
@@ -199,18 +199,18 @@ class TokenStream:
         if self.readers:
             self._outbox.add(self)
 
-    def notice(self, field: str, value: Mapping[str, Any]) -> None:
+    def extra_chunk(self, field: str, value: Mapping[str, Any]) -> None:
         """Release a chunk without choices."""
-        self._ring.append_control(Notice(field, value))
+        self._ring.append_control(ExtraChunk(field, value))
         self._outbox.add(self)
 
     def conclude(self, usage: Usage, moderation: Mapping[str, Any] | None) -> None:
         """Release the chunks after the last token: moderation and usage."""
         if moderation is not None:
-            self.notice("moderation", moderation)
+            self.extra_chunk("moderation", moderation)
         self.usage = usage_body(usage)
         if self.request.include_usage:
-            self.notice("usage", self.usage)
+            self.extra_chunk("usage", self.usage)
 
     def close(self) -> None:
         """End the stream with [DONE]."""
@@ -277,8 +277,8 @@ class TokenStream:
         return self.cancelled == SUSPENDED
 
     @property
-    def pending(self) -> bool:
-        """True if the request still waits for admission."""
+    def status_unsent(self) -> bool:
+        """True until the status line is out: the request waits for admission, or its prompt's verdict."""
         return not self._opened.done()
 
     @property
@@ -295,14 +295,15 @@ class TokenStream:
 
     def finish_reasons(self) -> dict[int, FinishReason]:
         """The finish reasons of the choices that have ended, as far as they are still in the ring."""
-        return {event.choice: event.finish_reason for event in self.held()[1] if isinstance(event, Finished)}
+        _, events = self.in_ring()
+        return {event.choice: event.finish_reason for event in events if isinstance(event, Finished)}
 
-    def held(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """Text by track and control events, as far as they are still in the ring."""
-        return self._ring.whole()
+    def in_ring(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
+        """The text by track and the control events that are still in the ring."""
+        return self._ring.contents()
 
-    async def opened(self) -> None:
-        """Wait for admission. Raises the ServingError the request was refused with."""
+    async def status_sent(self) -> None:
+        """Wait until the status line is out. Raises the ServingError the request was refused with."""
         await asyncio.shield(self._opened)
 
     async def ended(self) -> None:
@@ -377,7 +378,7 @@ class TokenStream:
         if start == cursor:
             return last_id, frame
         event_id, track, text = self._newest
-        if event_id == cursor + 1 and self._plain:  # most frames
+        if event_id == cursor + 1 and self._text_only:  # most frames
             frame = self._wire.text(event_id, track, text)
             self._frame = (cursor, event_id, frame)
             return event_id, frame
@@ -393,7 +394,7 @@ class TokenStream:
     def whole(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
         """All text by track and control events so far, for a whole answer. Raises ReplayExpired."""
         self._check_held(0)
-        return self._ring.whole()
+        return self._ring.contents()
 
 
 def usage_of(counts: Mapping[int, Counts]) -> dict[str, Any]:

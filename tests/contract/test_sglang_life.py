@@ -101,9 +101,9 @@ def test_a_restart_leaves_nothing_behind(restarts: dict[str, Any]) -> None:
 
 def test_losses_are_counted_and_the_one_too_many_is_the_end(restarts: dict[str, Any]) -> None:
     """Three are made good without a word to the owner; the fourth ends the streams truthfully."""
-    losses, num_restarts, num_choices_resumed, num_choices_lost, deaths = restarts["counts"]
+    losses, num_restarts, num_choices_continued, num_choices_lost, deaths = restarts["counts"]
     assert losses == {"exited": 2, "hung": 1, "failed": 0}
-    assert (num_restarts, num_choices_resumed, num_choices_lost, deaths) == (3, 24, 0, [])
+    assert (num_restarts, num_choices_continued, num_choices_lost, deaths) == (3, 24, 0, [])
     check_end(restarts["end"], "scheduler")
 
 

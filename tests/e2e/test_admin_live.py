@@ -78,7 +78,7 @@ async def test_a_live_request_is_seen_with_its_key_counts_and_readers_and_withou
     assert seen["age_s"] >= seen["phase_s"] >= 0
     assert (seen["position"], seen["stops_in_s"], seen["cancelled"]) == (None, None, None)
     load = await get(served, "/api/admin/live", admin)
-    answer = served.stream(seen["id"]).held()
+    answer = served.stream(seen["id"]).in_ring()
     texts = {WORD, *(run.text.decode() for run in answer[0].values())}
     assert len(texts) == 2
     assert not [text for text in texts if text in json.dumps([listed, load])]
@@ -189,14 +189,14 @@ async def test_nothing_of_it_is_called_for_a_token(serve: Serve, monkeypatch: py
 
         monkeypatch.setattr(owner, name, counting)
 
-    for owner, name in ((Trace, "stages"), (Trace, "fields"), (type(served.runtime.live), "noted")):
+    for owner, name in ((Trace, "stages"), (Trace, "fields"), (type(served.runtime.live), "tracked")):
         count(owner, name)
     counted = []
     for tokens in ("2", "200"):
         await served.post(chat(tokens, stream=False))
         counted.append(sorted(calls))
         calls.clear()
-    assert counted == [["fields", "fields", "noted"]] * 2
+    assert counted == [["fields", "fields", "tracked"]] * 2
 
 
 async def test_the_safety_report_is_the_commands(serve: Serve):

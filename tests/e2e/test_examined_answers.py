@@ -33,7 +33,7 @@ def start(serve: Serve, tmp_path: Path) -> Start:
 
     async def started(said: str, reviewer: Any = None, **options: Any) -> tuple[Served, WordReviewer]:
         reviewer = reviewer or WordReviewer(TRULY)
-        models = word_models(tmp_path / "models")._replace(answers=WordModel(), second_stage=reviewer)
+        models = word_models(tmp_path / "models")._replace(answers=WordModel(), reviewer=reviewer)
         served = await serve(
             Script(), engine_type=speaking(said), load_models=lambda: models, safety="on", **options
         )
@@ -100,7 +100,7 @@ async def test_a_watched_answer_is_examined_before_its_first_token(start: Start)
     (choice,) = answer["choices"]
     assert (choice["finish_reason"], choice["message"]["content"] or "") == ("content_filter", "")
     assert len(reviewer.asked) == 1
-    assert reviewer.priors[0] > 0.1
+    assert reviewer.prompt_harms[0] > 0.1
     plain = (await served.post(chat("harmless", stream=False))).json()
     assert plain["choices"][0]["message"]["content"] == f"{TRULY} {AFTER}"
     assert len(reviewer.asked) == 1
@@ -121,7 +121,7 @@ class Throws:
     """An reviewer that throws."""
 
     def answer(self, _text: str, _prior: float, _heard: float) -> Scores:
-        """See SecondStageClassifier."""
+        """See ReviewClassifier."""
         raise RuntimeError("a secret")
 
 

@@ -69,7 +69,7 @@ class Crowd:
         await until(lambda: self._num_open() > running)
 
     def _num_open(self) -> int:
-        return sum(not stream.pending for stream in self.served.live())
+        return sum(not stream.status_unsent for stream in self.served.live())
 
     async def wait(self, tokens: int, headers: dict[str, str] | None = None) -> Connection:
         """Send a request that has to wait; its connection."""
@@ -195,7 +195,7 @@ async def test_who_waits_is_served_when_there_is_room(crowd: Crowd):
     """It gets its answer on the connection on which it waited."""
     await crowd.hold(900)
     waiting = await crowd.wait(500)
-    [running] = [stream for stream in crowd.served.live() if not stream.pending]
+    [running] = [stream for stream in crowd.served.live() if not stream.status_unsent]
     running.cancel("cancelled")
     assert (await waiting.response()).status == 200
 

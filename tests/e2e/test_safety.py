@@ -161,7 +161,7 @@ async def test_nothing_is_told_before_the_verdict(start: Start):
     await until(lambda: engine_of(served).prompts)
     for _ in range(20):
         await asyncio.sleep(0)
-    assert (live.pending, live.last_id) == (True, 0)
+    assert (live.status_unsent, live.last_id) == (True, 0)
     release.set()
     async with await opening as stream:
         assert (await stream.to_end()).content() == "all is well"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.engine.scripted.engine import Script, scripted_text
-from app.intake.several_prompts import CHOICES
+from app.intake.several_prompts import MAX_CHOICES_AT_ONCE
 from tests.support.servers import Serve
 from tests.support.sse_client import until
 
@@ -40,18 +40,20 @@ async def test_each_prompt_counts_in_the_limits_and_on_the_bill(serve: Serve):
 async def test_a_client_that_leaves_stops_all_prompts(serve: Serve):
     """Nobody is there to take the answer in one piece; the prompts after those that ran are not begun."""
     served = await serve(Script(tokens=4000, rate=50))
-    stream = served.call("POST", PATH, body(["a"] * (3 * CHOICES), max_tokens=4000))
+    stream = served.call("POST", PATH, body(["a"] * (3 * MAX_CHOICES_AT_ONCE), max_tokens=4000))
     asking = asyncio.create_task(stream)
     await until(lambda: [s for s in served.live() if s.last_id > 0])
     asking.cancel()
     await until(lambda: served.running == 0 and served.live() == [])
     await served.runtime.database.write(lambda _: None)  # after what was queued before
-    assert 1 <= (await served.call("GET", "/api/usage")).json()["requests"] <= CHOICES
+    assert 1 <= (await served.call("GET", "/api/usage")).json()["requests"] <= MAX_CHOICES_AT_ONCE
 
 
-@pytest.mark.parametrize(("n", "at_once"), [(1, CHOICES), (3, CHOICES // 3), (CHOICES + 1, 1)])
+@pytest.mark.parametrize(
+    ("n", "at_once"), [(1, MAX_CHOICES_AT_ONCE), (3, MAX_CHOICES_AT_ONCE // 3), (MAX_CHOICES_AT_ONCE + 1, 1)]
+)
 async def test_a_few_prompts_run_at_once(serve: Serve, n: int, at_once: int):
-    """As many as make CHOICES, and one at least; their answers stand in the order of the prompts."""
+    """As many as have MAX_CHOICES_AT_ONCE, one at least; their answers stand in the order of the prompts."""
     served = await serve(lambda request: Script(rate=200, tokens=10 + len(request.raw.text)))
     most = 0
 

@@ -209,7 +209,7 @@ async def test_the_screen_of_an_answer_is_made_beside_the_prefill(
     async with await served.open(chat()) as stream:
         await until(lambda: served.logged("screen_broke"))
         (live,) = served.live()
-        assert (live.pending, live.last_id) == (False, 1), "its beginning, and no token"
+        assert (live.status_unsent, live.last_id) == (False, 1), "its beginning, and no token"
         await served.call("DELETE", f"/api/chat/completions/{stream.id}")
 
 

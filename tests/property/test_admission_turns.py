@@ -46,8 +46,8 @@ def test_everyone_has_a_turn(requests: list[tuple[str, int, int]], tiers: dict[s
     assert all(seen.ended_s is not None for seen in node.seen)
     admission = node.admission
     assert (
-        admission.scheduler.kv_budget.committed_tokens,
-        admission.scheduler.kv_budget.num_allocations,
+        admission.scheduler.kv_pools.committed_tokens,
+        admission.scheduler.kv_pools.num_allocations,
     ) == (0, 0)
     assert admission.scheduler.prefill_window.waiting_tokens == 0
     assert not admission.queue

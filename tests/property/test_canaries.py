@@ -68,9 +68,9 @@ class Answers:
 
     review_at = 0.5
 
-    def start(self, prior: float) -> Answer:
+    def start(self, prompt_harm: float) -> Answer:
         """See app.safety.stream.answer_review.AnswerClassifier."""
-        return Answer(prior)
+        return Answer(prompt_harm)
 
 
 @dataclass
@@ -255,7 +255,7 @@ def read_store(path: Path) -> Kept:
         told = {}
         for seq, request_id in c.execute("SELECT seq, id FROM requests").fetchall():
             slices = c.execute("SELECT slice FROM events WHERE request_seq = ? ORDER BY first_id", (seq,))
-            parts, _ = Ring.restore((piece for (piece,) in slices), 10**9).whole()
+            parts, _ = Ring.restore((piece for (piece,) in slices), 10**9).contents()
             told[request_id] = {
                 (track.choice, track.channel): part.text.decode() for track, part in parts.items()
             }

@@ -32,7 +32,7 @@ class Client:
         """See FrameSink."""
         self.frames.extend(sent)
 
-    async def drained(self) -> None:
+    async def caught_up(self) -> None:
         """See FrameSink."""
         await self.reads.wait()
 
@@ -58,7 +58,7 @@ async def sent(request: ChatRequest, said: list[Delta], ways: list[str]) -> list
     for choice in range(2):
         stream.append(Delta(choice, "text", "", (), Counts(), "stop"))
     if request.include_usage:
-        stream.notice("usage", OPENAI_USAGE)
+        stream.extra_chunk("usage", OPENAI_USAGE)
     stream.close()
     await following
     return client.frames

@@ -98,7 +98,7 @@ async def test_ended_stream_is_the_same_from_every_cursor(request, said, data):
     for choice in range(2):
         live.append(Delta(choice, "text", "", (), Counts(), "stop"))
     if request.include_usage:
-        live.notice("usage", OPENAI_USAGE)
+        live.extra_chunk("usage", OPENAI_USAGE)
     live.close()
     checkpoints.take()
     row = stored(request, checkpoints.segments)
@@ -115,7 +115,7 @@ async def test_any_client_of_a_dead_process_reads_a_consistent_end(request, said
     sent = frames(live)
     at = data.draw(st.integers(0, len(sent)))
     client = understood(sent[:at])
-    row = stored(request, checkpoints.segments, outcome="interrupted", reconciled=True)
+    row = stored(request, checkpoints.segments, finish="interrupted", reconciled=True)
     after = client.last_id
     known = understood(frames(live)[:at]).text if after > checkpoints.last_id else None
     understood(frames(replayed(row, ChunkWire, BIG, after), after), client)

@@ -94,7 +94,7 @@ class LaggingScreen:
         """See AnswerScreen."""
         return ()
 
-    def drain(self) -> Sequence[Delta]:
+    def take_releasable(self) -> Sequence[Delta]:
         """See AnswerScreen."""
         return ()
 

@@ -28,7 +28,7 @@ from app.metering.traffic import Traffic
 from app.pipeline.live import LiveRequests
 from app.pipeline.serve import Pipeline
 from app.prefix_report.report import PrefixReport
-from app.resume.continue_answer import ContinuedAnswer
+from app.resume.continue_answer import ContinuedStart
 from app.resume.suspensions import Suspensions
 from app.routing.backend import Backend, Backends
 from app.safety.session.screened import session_of as of_service
@@ -301,13 +301,13 @@ class HoldingScreen:
             self.halted = Verdict("block", "S2", 1.0, 0.5, "stream", "policy")
             return ()
         self._held.append(delta)
-        return () if delta.text.startswith("held") else self.drain()
+        return () if delta.text.startswith("held") else self.take_releasable()
 
     async def review(self) -> Sequence[Delta]:
         """See AnswerScreen."""
         return ()
 
-    def drain(self) -> Sequence[Delta]:
+    def take_releasable(self) -> Sequence[Delta]:
         """See AnswerScreen."""
         released, self._held = self._held, []
         return released
@@ -359,8 +359,8 @@ class Generations:
         request = suspended.turn.request
         ring = Ring.restore(stored.segments, 1 << 20)
         stream = TokenStream.continued(request, ChunkWire(request), ring, suspended.progress.released)
-        answer = ContinuedAnswer(suspended, self.journal, self.suspensions, check_model)
-        return stream, asyncio.create_task(self.pipeline.serve(request, stream, answer=answer))
+        start = ContinuedStart(suspended, self.journal, self.suspensions, check_model)
+        return stream, asyncio.create_task(self.pipeline.serve(request, stream, start=start))
 
     async def serve(self, request: ChatRequest, **options: Any) -> TokenStream:
         """A request from its beginning to its end."""
@@ -471,7 +471,7 @@ def conversing(content: str = "hello", **fields: Any) -> ChatRequest:
 
 def answer_of(stream: TokenStream, choice: int = 0) -> ChoiceMessage:
     """What was released of a choice."""
-    return build_messages(*stream.held()).get(choice, ChoiceMessage())
+    return build_messages(*stream.in_ring()).get(choice, ChoiceMessage())
 
 
 def text_of(stream: TokenStream, choice: int = 0) -> str:
@@ -482,7 +482,7 @@ def text_of(stream: TokenStream, choice: int = 0) -> str:
 
 def controls(stream: TokenStream, kind: type[Any]) -> list[Any]:
     """The stream's control events of one kind."""
-    return [event for event in stream.held()[1] if isinstance(event, kind)]
+    return [event for event in stream.in_ring()[1] if isinstance(event, kind)]
 
 
 async def refuse_writes(database: Database, *, refused: bool = True) -> None:

@@ -46,7 +46,7 @@ def stored(request: ChatRequest, segments: Sequence[bytes], **fields: Any) -> St
         "model": request.model,
         "created_at_us": request.created_at_unix_s * 1_000_000,
         "state": "settled",
-        "outcome": "stop",
+        "finish": "stop",
         "usage": USAGE,
         "reconciled": False,
         "stream": stream_facts(request),

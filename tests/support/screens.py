@@ -25,8 +25,8 @@ SEEN_LATE, WATCHED_LATE = "hidden", "vague"
 class WordAnswer:
     """An answer that is certain of harm as long as the word is among its last characters."""
 
-    def __init__(self, prior: float, word: str = HARM, memory: int = 40) -> None:
-        self.prior = prior
+    def __init__(self, prompt_harm: float, word: str = HARM, memory: int = 40) -> None:
+        self.prompt_harm = prompt_harm
         self._word = word
         self._memory = memory
         self._text = ""
@@ -44,12 +44,12 @@ class WordModel:
 
     def __init__(self, word: str = HARM) -> None:
         self._word = word
-        self.priors: list[float] = []
+        self.prompt_harms: list[float] = []
 
-    def start(self, prior: float) -> WordAnswer:
+    def start(self, prompt_harm: float) -> WordAnswer:
         """See app.safety.stream.answer_review.AnswerClassifier."""
-        self.priors.append(prior)
-        return WordAnswer(prior, self._word)
+        self.prompt_harms.append(prompt_harm)
+        return WordAnswer(prompt_harm, self._word)
 
 
 class WordReviewer:
@@ -59,13 +59,13 @@ class WordReviewer:
         self._word = word
         self._before = before
         self.asked: list[str] = []
-        self.priors: list[float] = []
+        self.prompt_harms: list[float] = []
         self.running_scores: list[float] = []
 
-    def answer(self, text: str, prior: float, running_score: float, _opening: str) -> Scores:
-        """See app.safety.stream.second_stage.SecondStageClassifier."""
+    def answer(self, text: str, prompt_harm: float, running_score: float, _opening: str) -> Scores:
+        """See app.safety.stream.answer_encoder.ReviewClassifier."""
         self.asked.append(text)
-        self.priors.append(prior)
+        self.prompt_harms.append(prompt_harm)
         self.running_scores.append(running_score)
         self._before(text)
         return {"S2": 0.97 if self._word in text else 0.02, "S3": 0.01}

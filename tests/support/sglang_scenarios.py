@@ -109,7 +109,7 @@ async def restarts(_: str) -> dict[str, Any]:
     counts = [
         dict(history.losses),
         history.num_restarts,
-        history.num_choices_resumed,
+        history.num_choices_continued,
         history.num_choices_lost,
         deaths[:],
     ]

@@ -92,7 +92,7 @@ class Connection:
             data = frames[0] if len(frames) == 1 else b"".join(frames)
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
-    async def drained(self) -> None:
+    async def caught_up(self) -> None:
         """Wait until the connection accepts frames."""
         await self._flow.drain()
 

@@ -31,7 +31,7 @@ class PlainSink:
 
     def __init__(self, sink: FrameSink) -> None:
         self._sink = sink
-        self.ready, self.drained, self.abort = sink.ready, sink.drained, sink.abort
+        self.ready, self.caught_up, self.abort = sink.ready, sink.caught_up, sink.abort
 
     def write(self, *frames: bytes) -> None:
         """Send the `data:` lines of frames."""
@@ -50,11 +50,11 @@ class EventStream:
         headers: Mapping[str, str],
         *,
         on_end: Callable[[], None],
-        plain: bool = False,
+        data_lines_only: bool = False,
     ) -> None:
-        """`on_end` is called once, when the response is over. A `plain` response has no event ids."""
+        """`on_end` is called once, when the response is over. With `data_lines_only` it has no event ids."""
         self._reader = reader
-        self._plain = plain
+        self._data_lines_only = data_lines_only
         self._on_end = on_end
         self._client = client
         self._headers = {
@@ -69,7 +69,7 @@ class EventStream:
         """Send the stream; returns when it ends or the client leaves."""
         reader = self._reader
         sink: FrameSink = scope["extensions"][CONNECTION]
-        if self._plain:
+        if self._data_lines_only:
             sink = PlainSink(sink)
         self._client.on_gone(reader.close)
         headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()]

@@ -150,7 +150,7 @@ TABLES = (
             Time from each loss of the engine to the end of its restart, added up.
         gauge tokenring_last_outage_seconds | seconds | restarts.last_away_s
             The same for the last restart; 0 if there was none.
-        counter tokenring_choices_resumed_total | choices | restarts.num_choices_resumed
+        counter tokenring_choices_resumed_total | choices | restarts.num_choices_continued
             Choices that continued after a restart of the engine.
         counter tokenring_choices_lost_total | choices | restarts.num_choices_lost
             Choices that ended because the engine was lost.
@@ -237,14 +237,14 @@ TABLES = (
         gauge tokenring_degraded_pressure | 1 | pressure
             Pressure that decides the step: the expected wait divided by the longest allowed one, or the
             share of the queue in use; the larger.
-        counter tokenring_degraded_requests_total | requests | touched | done
+        counter tokenring_degraded_requests_total | requests | requests_by_measure | done
             Requests affected by degraded mode: shortened, answered by the small model, or refused.
         """,
     ),
     _table(
         lambda runtime: runtime.traffic.models,
         """
-        counter tokenring_requests_total | requests | outcomes | outcome
+        counter tokenring_requests_total | requests | finishes | outcome
             Requests that ended. `outcome` is their finish reasons, or the code of an error.
         counter tokenring_prompt_tokens_total | tokens | usage.prompt_tokens
             Prompt tokens of settled requests.
@@ -294,10 +294,10 @@ TABLES = (
     _table(
         lambda runtime: by_model(runtime, lambda backend: backend.admission),
         """
-        gauge tokenring_admission_reserved_tokens | tokens | scheduler.kv_budget.committed_tokens
+        gauge tokenring_admission_reserved_tokens | tokens | scheduler.kv_pools.committed_tokens
             KV memory reserved for admitted requests: their prompts, and the expected length of their
             answers.
-        gauge tokenring_admission_reservable_tokens | tokens | scheduler.kv_budget.limit_tokens
+        gauge tokenring_admission_reservable_tokens | tokens | scheduler.kv_pools.limit_tokens
             KV memory that may be reserved: the engine's, less a margin and unaccounted use.
         gauge tokenring_admission_prefill_tokens | tokens | scheduler.prefill_window.waiting_tokens
             Uncached prompt tokens of admitted requests that have no first token yet.

@@ -18,9 +18,9 @@ from app.core import ChatRequest, known_finish
 from app.stream.ring import (
     ControlEvent,
     Done,
+    ExtraChunk,
     Failed,
     Finished,
-    Notice,
     Opened,
     TextRun,
     TextTrack,
@@ -34,7 +34,10 @@ _FIELD = {"text": b'"content"', "reasoning": b'"reasoning_content"'}
 
 
 class ChunkWire:
-    """Writes the events of one stream as `chat.completion.chunk` frames."""
+    """Writes the events of one stream as `chat.completion.chunk` frames.
+
+    `TokenStream.conclude` decides whether there is a last one with the usage.
+    """
 
     OBJECT = "chat.completion.chunk"
 
@@ -114,7 +117,7 @@ class ChunkWire:
                 return self._chunk(event_id, choice, {"tool_calls": [call]}, None)
             case Finished(choice, finish_reason, matched_stop):
                 return self._chunk(event_id, choice, {}, finish_reason, matched_stop=matched_stop)
-            case Notice(field, value):
+            case ExtraChunk(field, value):
                 body = self._head + b'],"%b":%b}\n\n' % (field.encode(), orjson.dumps(value))
                 return b"id: %d\ndata: %b" % (event_id, body)
             case Failed(body):
@@ -173,7 +176,7 @@ def completion(stream: TokenStream) -> dict[str, Any]:
     }
     if request.conversation_id is not None:
         answer |= {"conversation_id": request.conversation_id, "message_id": request.message_id}
-    answer |= {event.field: event.value for event in control_events if isinstance(event, Notice)}
+    answer |= {event.field: event.value for event in control_events if isinstance(event, ExtraChunk)}
     choices = build_messages(parts, control_events)
     answer["choices"] = [_choice(i, choices[i], parts) for i in sorted(choices)]
     answer["usage"] = stream.usage

@@ -9,7 +9,7 @@ import orjson
 
 from app.api.openai.chat_completion import RETRY_MS, ChunkWire, logprob_entries
 from app.core import ChatRequest, known_finish
-from app.stream.ring import Notice, TextRun, TextTrack
+from app.stream.ring import ExtraChunk, TextRun, TextTrack
 from app.stream.token_stream import TokenStream
 from app.stream.transcript import ChoiceMessage, build_messages
 
@@ -58,7 +58,7 @@ class CompletionWire(ChunkWire):
 def text_completion(streams: Sequence[TokenStream]) -> dict[str, Any]:
     """OpenAI's text_completion object over the finished streams of all prompts, in their order.
 
-    What a notice says of one of several prompts stands in the choices of that prompt. Raises
+    What an extra chunk says of one of several prompts stands in the choices of that prompt. Raises
     ServingError when a stream ended in one.
     """
     request = streams[0].request
@@ -73,13 +73,13 @@ def text_completion(streams: Sequence[TokenStream]) -> dict[str, Any]:
         if stream.error is not None:
             raise stream.error
         parts, control_events = stream.whole()
-        notices = {event.field: event.value for event in control_events if isinstance(event, Notice)}
+        extra = {event.field: event.value for event in control_events if isinstance(event, ExtraChunk)}
         if len(streams) == 1:
-            answer |= notices
-            notices = {}
+            answer |= extra
+            extra = {}
         for index, choice in sorted(build_messages(parts, control_events).items()):
             place = number * stream.request.n + index
-            answer["choices"].append(_whole_choice(place, choice, logprob_entries(index, parts)) | notices)
+            answer["choices"].append(_whole_choice(place, choice, logprob_entries(index, parts)) | extra)
     answer["usage"] = _total([stream.usage or {} for stream in streams])
     return answer
 

@@ -152,7 +152,7 @@ class ConversationRoutes:
         """Put in what a live answer has said."""
         stream = self._streams.find(message["request_id"], owner)
         if stream is not None:
-            live = build_messages(*stream.held()).get(message["choice"])
+            live = build_messages(*stream.in_ring()).get(message["choice"])
             message |= live.message if live is not None else {}
 
 

@@ -9,8 +9,8 @@ from app.api.http.sse import EventStream
 from app.intake.caller import Caller
 from app.intake.client import Client
 from app.intake.endpoint import AnswerEndpoint
-from app.intake.head import last_event_id, wants_plain
-from app.intake.open_stream import Intake, Opened
+from app.intake.head import last_event_id, wants_data_lines_only
+from app.intake.open_stream import Intake, OpenedStream
 from app.stream.token_stream import TokenStream
 
 
@@ -28,7 +28,7 @@ class GenerationRoutes:
     async def attach(self, request: Request, caller: Caller) -> Response | EventStream:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
         after = last_event_id(request)
-        wants_plain(request.headers)  # a wrong value is refused before a suspended answer is continued
+        wants_data_lines_only(request.headers)  # a wrong value is refused before an answer is continued
         await self._intake.wait_for_tick(caller)
         stream = await self._find(request, caller, after)
         if request.method == "HEAD":
@@ -73,7 +73,7 @@ class GenerationRoutes:
             caller, request.path_params["id"], self._endpoint, after, continues=continues
         )
 
-    def _response(self, request: Request, opened: Opened) -> Response | EventStream:
+    def _response(self, request: Request, opened: OpenedStream) -> Response | EventStream:
         """The whole answer, or its events; 204 where the client has received all of them."""
         headers, reader = _headers(opened.stream), opened.reader
         if reader is None:
@@ -87,7 +87,7 @@ class GenerationRoutes:
             opened.client,
             headers,
             on_end=lambda: self._intake.leave(opened),
-            plain=wants_plain(request.headers),
+            data_lines_only=wants_data_lines_only(request.headers),
         )
 
 

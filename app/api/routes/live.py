@@ -171,7 +171,7 @@ def _model_as_json(backend: Backend, ended: list[EndedRequest]) -> dict[str, Any
     prompt_tokens, cached_tokens = (
         sum(e.fields[n] for e in ended) for n in ("prompt_tokens", "cached_tokens")
     )
-    budget = admission.scheduler.kv_budget
+    pools = admission.scheduler.kv_pools
     return {
         "model": backend.id,
         "ready": backend.ready,
@@ -187,7 +187,7 @@ def _model_as_json(backend: Backend, ended: list[EndedRequest]) -> dict[str, Any
         },
         "kv": {
             "used_tokens": load.used_tokens,
-            "reserved_tokens": budget.committed_tokens,
+            "reserved_tokens": pools.committed_tokens,
             "max_tokens": load.max_total_tokens,
         },
         "ended": len(ended),

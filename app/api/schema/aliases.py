@@ -29,18 +29,18 @@ def translated(values: Mapping[str, Any]) -> tuple[Parameters, dict[str, str]]:
     Raises BadRequest and UnsupportedParameter naming the caller's parameter.
     """
     result = {name: value for name, value in values.items() if name not in _TRANSLATIONS}
-    spelled: dict[str, str] = {}
+    caller_names: dict[str, str] = {}
     for name in [name for name in values if name in _TRANSLATIONS]:
         translation = _TRANSLATIONS[name](values[name], name)
         if translation is None:
             continue
         equivalent, value = translation
         if equivalent in result:
-            other = spelled.get(equivalent, equivalent)
+            other = caller_names.get(equivalent, equivalent)
             raise BadRequest(f"{name} and {other} mean the same; send only {other}.", param=name)
         result[equivalent] = value
-        spelled[equivalent] = name
-    return result, spelled
+        caller_names[equivalent] = name
+    return result, caller_names
 
 
 def _schema(value: Any, where: str) -> Translated:

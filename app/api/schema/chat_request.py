@@ -39,7 +39,7 @@ def parse_chat_request(
     the parameter.
     """
     sent = {name: check(name, value, strict=strict) for name, value in body.items() if value is not None}
-    values, spelled = translated(sent)
+    values, caller_names = translated(sent)
     try:
         return _parsed(
             values,
@@ -47,12 +47,12 @@ def parse_chat_request(
             owner=owner,
             idempotency=idempotency,
             strict=strict,
-            spelled=spelled,
+            caller_names=caller_names,
             placement=placement,
             **_conversation(values, store=store),
         )
     except BadRequest as error:
-        error.with_caller_param(spelled)
+        error.with_caller_param(caller_names)
         raise
 
 
@@ -61,7 +61,7 @@ def _parsed(values: dict[str, Any], **fields: Any) -> ChatRequest:
     for required in ("model", "messages"):
         if required not in values:
             raise missing(required)
-    for name in fields["spelled"]:
+    for name in fields["caller_names"]:
         values[name] = check(name, values[name])
     values["messages"] = normalized(values["messages"], may_be_empty="conversation_id" in values)
     include_usage, continuous_usage = _stream_options(values)
@@ -71,7 +71,7 @@ def _parsed(values: dict[str, Any], **fields: Any) -> ChatRequest:
     if values.get("top_logprobs") and not values.get("logprobs"):
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
     _rename_numbers(values)
-    _check_form(values, fields["spelled"])
+    _check_form(values, fields["caller_names"])
     return ChatRequest(
         model=values["model"],
         body={name: value for name, value in values.items() if PARAMETERS[name].to_engine},
@@ -111,7 +111,7 @@ def _check_generation_prompt(values: Mapping[str, Any]) -> None:
         )
 
 
-def _check_form(values: dict[str, Any], spelled: Mapping[str, str]) -> None:
+def _check_form(values: dict[str, Any], caller_names: Mapping[str, str]) -> None:
     """Check and normalise the form of the answer: tools, a tool choice, a grammar.
 
     Where the answer has to be a call there is no text that a response format could apply to.
@@ -135,9 +135,9 @@ def _check_form(values: dict[str, Any], spelled: Mapping[str, str]) -> None:
             param=grammars[0],
         )
     if len(grammars) > 1:
+        other = caller_names.get(grammars[0], grammars[0])
         raise BadRequest(
-            f"{grammars[1]}: an answer has one format, and {spelled.get(grammars[0], grammars[0])} gives it;"
-            " remove either.",
+            f"{grammars[1]}: an answer has one format, and {other} gives it; remove either.",
             param=grammars[1],
         )
 

@@ -116,8 +116,8 @@ def _with_prompt(
     raw = RawPrompt(prompt) if isinstance(prompt, str) else RawPrompt("", prompt)
     where = f"prompt[{index}]" if len(prompts) > 1 else "prompt"
     body = {**template.body, "messages": [{"role": "user", "content": raw.text}]}
-    spelled = {**template.spelled, "messages": where, "prompt": where}
-    return replace(template, request_id=request_id, body=body, raw=raw, spelled=spelled)
+    caller_names = {**template.caller_names, "messages": where, "prompt": where}
+    return replace(template, request_id=request_id, body=body, raw=raw, caller_names=caller_names)
 
 
 def _prompts(prompt: Any) -> Sequence[str | Sequence[int]]:

@@ -63,17 +63,17 @@ class DetokenizeRequest:
 def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
     """The request. Raises BadRequest and UnsupportedParameter, naming the parameter as it was sent."""
     values = read_fields(body, "", TOKENIZE)
-    spelled = {ours: theirs for theirs, ours in LLAMA_CPP.items() if theirs in values}
-    for ours, theirs in spelled.items():
+    caller_names = {ours: theirs for theirs, ours in LLAMA_CPP.items() if theirs in values}
+    for ours, theirs in caller_names.items():
         if ours in values:
             raise BadRequest(f"{theirs} means the same as {ours}; send one of them.", param=theirs)
         values[ours] = values.pop(theirs)
-    if "prompt" in spelled:  # llama.cpp's default
+    if "prompt" in caller_names:  # llama.cpp's default
         values.setdefault("add_special_tokens", False)
     try:
         return _tokenize_request(values)
     except BadRequest as error:
-        error.with_caller_param(spelled)
+        error.with_caller_param(caller_names)
         raise
 
 

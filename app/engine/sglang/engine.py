@@ -135,7 +135,7 @@ class SGLangEngine:
         """Send a choice to the present engine, or end it where that has no room for it."""
         assert self._run is not None
         if not await self._run.submit(choice):
-            self.restarts.ended(1)
+            self.restarts.count_lost_choices(1)
 
     def recovered(self) -> None:
         """Serve requests again."""
@@ -144,7 +144,7 @@ class SGLangEngine:
     def fail_permanently(self, reason: str) -> None:
         """Fail every choice, and report the death to the owner, as the engine is not started again."""
         self._health = Health.DEAD
-        self.restarts.ended(len(self._live))
+        self.restarts.count_lost_choices(len(self._live))
         self._live.fail_all(lambda: EngineFailed(f"The engine died: {reason}."))
         self._on_death(reason)
 

@@ -195,6 +195,6 @@ class Recovery:
         """End a request that the engine died under, again and again."""
         ended = [choice for choice in choices if self._live.waiting.pop(choice.rid, None) is not None]
         if ended:
-            self._history.ended(len(ended), ended[0].request_id, self._fingerprint(ended[0]))
+            self._history.count_lost_choices(len(ended), ended[0].request_id, self._fingerprint(ended[0]))
         for choice in ended:
             choice.sink.fail(EngineFailed(ENDED, code="engine_restarted"))

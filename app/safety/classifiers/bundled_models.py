@@ -10,8 +10,8 @@ from app.safety.classifiers.model_files import ModelDamaged, verify
 from app.safety.classifiers.ngrams import Evidence
 from app.safety.classifiers.output_model import OutputModel
 from app.safety.prompt.text_scores import PromptClassifier
+from app.safety.stream.answer_encoder import ReviewClassifier
 from app.safety.stream.answer_review import AnswerClassifier
-from app.safety.stream.second_stage import SecondStageClassifier
 
 MODELS = Path(__file__).parents[1] / "models"
 OUTPUT = "output.npz"
@@ -22,8 +22,8 @@ class Models(NamedTuple):
 
     prompts: PromptClassifier
     answers: AnswerClassifier
-    second_stage: SecondStageClassifier
-    """The second stage, which reviews flagged answers."""
+    reviewer: ReviewClassifier
+    """The second stage, which reviews flagged answers (app.safety.stream.answer_encoder)."""
     directory: Path
     sure_below: float = 0.0
     """Below this harm the n-grams alone let a prompt pass; see PromptScreen."""

@@ -164,15 +164,17 @@ class Classifier:
             logit = min(logit, NOTHING_SAID)
         return _scores(logit, topics)
 
-    def answer(self, text: str, prior: float, running_score: float, opening: str = "") -> Scores:
+    def answer(self, text: str, prompt_harm: float, running_score: float, opening: str = "") -> Scores:
         """The scores of the end of an answer, in 2 to 20 ms: for a thread.
 
-        `prior` is the harm of its prompt, `running_score` the harm of the whole answer by the first stage,
+        `prompt_harm` is that of its prompt, `running_score` the harm of the whole answer by the first stage,
         `opening` how the answer begins.
         """
         encoded, blend = self._encoder.end(normalize(text)), self._blend
         logit = float(encoded[ANSWER]) * blend.answer + _logit(running_score) * blend.answer_heard
-        logit += prior * blend.answer_prior + blend.answer_bias - refuses(opening) * blend.answer_refusal
+        logit += (
+            prompt_harm * blend.answer_prior + blend.answer_bias - refuses(opening) * blend.answer_refusal
+        )
         return _scores(logit, encoded[1:ANSWER])
 
     def _worst(self, text: str) -> tuple[float, NDArray[np.float32]]:

@@ -170,9 +170,9 @@ class OutputModel:
             raise ValueError(f"{path.name} has a table of another size")
         return cls(harm, drift=drift, line=(slope, intercept), review_at=review_at)
 
-    def start(self, prior: float) -> Answer:
+    def start(self, prompt_harm: float) -> Answer:
         """A new answer, to a prompt of this harm."""
-        return Answer(self, PRIOR * prior)
+        return Answer(self, PRIOR * prompt_harm)
 
 
 def _sigmoid(logit: float) -> float:

@@ -35,7 +35,7 @@ async def stream(models: Models, policy: Policy, row: Row, *, watched: bool) -> 
     harms: list[float] = []
 
     async def review(request: ReviewRequest, _owner: str) -> Scores:
-        scores = models.second_stage.answer(*request)
+        scores = models.reviewer.answer(*request)
         harms.append(harm(scores))
         return scores
 

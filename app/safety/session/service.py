@@ -19,7 +19,7 @@ from app.safety.prompt.prompt_screen import PromptScreen, prompt_threads
 from app.safety.prompt.remembered import Judged
 from app.safety.session.recorder import SafetyRecorder, submit_or_log
 from app.safety.session.session import SafetySession
-from app.safety.stream.second_stage import SecondStage
+from app.safety.stream.answer_encoder import AnswerEncoder
 from app.safety.stream.stream_screen import StreamScreen
 from app.safety.verdict import ScreenBusy, Verdict
 from app.settings import Settings
@@ -44,7 +44,7 @@ class SafetyService:
     ) -> None:
         """Raises SettingsError."""
         self.fail_open = settings.safety_fail_open
-        self._second_stage = SecondStage(models.second_stage, counters)
+        self._answer_encoder = AnswerEncoder(models.reviewer, counters)
         self.prompts = PromptScreen(
             models.prompts,
             counters,
@@ -52,7 +52,7 @@ class SafetyService:
             threads=prompt_threads(len(os.sched_getaffinity(0))),
             fail_open=self.fail_open,
         )
-        self.streams = StreamScreen(models.answers, self._second_stage.review, counters.hold_back.observe)
+        self.streams = StreamScreen(models.answers, self._answer_encoder.review, counters.hold_back.observe)
         self.policies = Policies.of(settings, models.directory)
         self.counters = counters
         self.recorder = SafetyRecorder(database, log, settings.safety_records_days)
@@ -71,7 +71,7 @@ class SafetyService:
         """Queue what is recorded and not written yet, and end the screens' threads; the store is open."""
         self.recorder.flush()
         self.prompts.close()
-        self._second_stage.close()
+        self._answer_encoder.close()
 
     def screen_broke(self, request_id: str, exc: Exception) -> None:
         """Count and log a stream screen that failed; its answer passes if the server fails open."""

@@ -43,7 +43,7 @@ class AnswerScreen(Protocol):
         """The deltas that may be released once the suspected part is examined. Raises ScreenFailed."""
         ...
 
-    def drain(self) -> Sequence[Delta]:
+    def take_releasable(self) -> Sequence[Delta]:
         """The deltas that may be released of an interrupted answer."""
         ...
 
@@ -60,7 +60,7 @@ class PassThrough:
     async def review(self) -> Sequence[Delta]:
         return ()
 
-    def drain(self) -> Sequence[Delta]:
+    def take_releasable(self) -> Sequence[Delta]:
         return ()
 
 

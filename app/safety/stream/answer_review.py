@@ -47,7 +47,7 @@ class AnswerClassifier(Protocol):
     review_at: float
     """The harm from which an answer is to be reviewed."""
 
-    def start(self, prior: float) -> ScoredAnswer:
+    def start(self, prompt_harm: float) -> ScoredAnswer:
         """A new answer, to a prompt of this harm."""
         ...
 
@@ -56,7 +56,7 @@ class ReviewRequest(NamedTuple):
     """The input of the second stage: the end of an answer, its opening, and two harms."""
 
     text: str
-    prior: float
+    prompt_harm: float
     """The harm of the prompt."""
     running_score: float = 0.0
     """The harm of the whole answer by the first stage."""
@@ -64,7 +64,7 @@ class ReviewRequest(NamedTuple):
 
 
 Review = Callable[[ReviewRequest, str], Awaitable[Scores]]
-"""The scores of the second stage for an owner's answer (app.safety.stream.second_stage).
+"""The scores of the second stage for an owner's answer (app.safety.stream.answer_encoder).
 
 Raises ScreenFailed.
 """
@@ -110,13 +110,18 @@ class Excerpt:
         return (self._joined + "".join(self._pieces))[-REVIEWED_CHARS:]
 
 
-class AnswerReview:
-    """The scores of one choice by both stages, and what follows from them. Positions are in tokens from 1."""
+class ChoiceDoubt:
+    """The doubt about one choice: its scores by both stages, the hold-back and the reviews that follow.
 
-    def __init__(self, classifier: AnswerClassifier, policy: Policy, prior: float, *, watched: bool) -> None:
-        self._feed = classifier.start(prior).feed
+    Positions are in tokens from 1.
+    """
+
+    def __init__(
+        self, classifier: AnswerClassifier, policy: Policy, prompt_harm: float, *, watched: bool
+    ) -> None:
+        self._feed = classifier.start(prompt_harm).feed
         self._policy = policy
-        self._prior = prior
+        self._prompt_harm = prompt_harm
         self._watched = watched
         self._review_at = self._recheck_at = classifier.review_at
         self._doubt_at = SUSPICION_RATIO * classifier.review_at
@@ -158,7 +163,7 @@ class AnswerReview:
         return self._hits >= HITS_TO_REVIEW or tokens >= self._due_at_tokens
 
     def _raise_holdback(self, score: float, first: int, tokens: int) -> None:
-        """Hold more back; a score of a review, or one that is no number, is a hit of each token."""
+        """Hold more back. If the score reaches the review threshold or is NaN, each token counts as a hit."""
         self.in_doubt = True
         self.clean_until = min(self.clean_until, tokens - 1)  # an earlier delta may be of the same token
         base, self.holdback_tokens = self._holdback
@@ -181,7 +186,7 @@ class AnswerReview:
 
     def request(self) -> ReviewRequest:
         """The input of the second stage."""
-        return ReviewRequest(self.excerpt.ending, self._prior, self._score, self.excerpt.opening)
+        return ReviewRequest(self.excerpt.ending, self._prompt_harm, self._score, self.excerpt.opening)
 
     def take_scores(self, scores: Scores) -> Verdict:
         """Take the scores of the second stage; the verdict on them halts the answer or lets it continue."""

@@ -1,9 +1,10 @@
 """One choice of an answer: what of it is read, held, reviewed, released and withheld.
 
-How many tokens are held back is `AnswerReview.holdback_tokens` (app.safety.stream.answer_review).
-If the model ends the answer, all that was read and did not halt is released. If the caller may have chosen
-the end (length, stop strings and ids, grammar, cancel), what may begin a hard-listed span stays withheld.
-Else the caller could read on with a second request that is cut elsewhere.
+How many tokens are held back is `ChoiceDoubt.holdback_tokens` (app.safety.stream.answer_review), by the
+thresholds of app.safety.thresholds. If the model ends the answer, all that was read and did not halt is
+released. If the caller may have chosen the end (length, stop strings and ids, grammar, cancel), a possible
+beginning of a hard-listed span stays withheld. Otherwise two requests cut at different places would give the
+whole span. If the screen is busy, nothing passes, even with `fail_open`: app.safety.stream.stream_screen.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from enum import Enum
 from app.core import Channel, Counts, Delta
 from app.safety.policies.policy import Policy
 from app.safety.stream.answer_context import AnswerContext
-from app.safety.stream.answer_review import AnswerClassifier, AnswerReview
-from app.safety.stream.span_reader import EVERYWHERE, MatchState, Position, SpanReader
+from app.safety.stream.answer_review import AnswerClassifier, ChoiceDoubt
+from app.safety.stream.span_reader import PAST_END, MatchState, Position, SpanReader
 from app.safety.text.escapes import unescape
 from app.safety.text.hard_list import HardList
 from app.safety.thresholds import MIN_SPAN_CHARS, READ_AT_ONCE_TOKENS
@@ -56,26 +57,26 @@ class ScreenSetup:
     continued: str
     """The text that the answer continues, which the classifier reads first."""
     context: AnswerContext
-    prior: float
+    prompt_harm: float
     """The harm of the prompt."""
     watched: bool
     scores_wanted: bool
     """True if an answer is reviewed at its end in any case."""
-    held_s: Callable[[float, int], None]
+    on_held: Callable[[float, int], None]
     clock_s: Callable[[], float]
 
 
 class HeldDeltas:
     """The deltas of a choice that wait, in their order, and the counts of what was released."""
 
-    __slots__ = ("_at_once", "_setup", "_timed_s", "_timed_tokens", "queue", "released")
+    __slots__ = ("_num_passed", "_setup", "_timed_s", "_timed_tokens", "queue", "released")
 
     def __init__(self, setup: ScreenSetup) -> None:
         self._setup = setup
         self.queue: deque[tuple[Delta, int, Position]] = deque()
         """Each delta, its number of tokens, and how far the hard list had read then."""
         self.released = Counts()
-        self._at_once = 0
+        self._num_passed = 0
         """Deltas that were released without being held, and not counted yet."""
         self._timed_tokens = -1
         """The token whose time is taken, a single one at a time; -1 for none."""
@@ -86,44 +87,44 @@ class HeldDeltas:
         """The number of tokens that wait."""
         return self.queue[-1][1] - self.released.completion_tokens if self.queue else 0
 
-    def skip(self, counts: Counts) -> None:
+    def pass_through(self, counts: Counts) -> None:
         """Note that a delta with these counts is released without being held."""
         self.released = counts
-        self._at_once += 1
+        self._num_passed += 1
 
-    def count_at_once(self) -> None:
-        """Count the deltas that were not held; a call for each would cost as much as the rest of its way."""
-        self._setup.held_s(0.0, self._at_once)
-        self._at_once = 0
+    def count_passed(self) -> None:
+        """Count the deltas that were not held. One call for each delta would double its cost."""
+        self._setup.on_held(0.0, self._num_passed)
+        self._num_passed = 0
 
     def append(self, delta: Delta, position: Position) -> None:
         """Hold a delta."""
-        if self._at_once:
-            self.count_at_once()
+        if self._num_passed:
+            self.count_passed()
         tokens = delta.counts.completion_tokens
         self.queue.append((delta, tokens, position))
         if self._timed_tokens < 0:
             self._timed_tokens, self._timed_s = tokens, self._setup.clock_s()
 
-    def release(self, up_to_tokens: int, decided: Position) -> list[Delta]:
+    def release(self, up_to_tokens: int, safe_until: Position) -> list[Delta]:
         """Take out what is old enough, and in which no span has begun."""
-        queue, (plain, shown, spelled), out = self.queue, decided, []
+        queue, (written, shown, logprob), out = self.queue, safe_until, []
         while queue:
             delta, tokens, position = queue[0]
-            if tokens > up_to_tokens or position[0] > plain or position[1] > shown or position[2] > spelled:
+            if tokens > up_to_tokens or position[0] > written or position[1] > shown or position[2] > logprob:
                 break
             out.append(delta)
             queue.popleft()
         if out:
             self.released = out[-1].counts
             if 0 <= self._timed_tokens <= self.released.completion_tokens:
-                self._setup.held_s(self._setup.clock_s() - self._timed_s, 1)
+                self._setup.on_held(self._setup.clock_s() - self._timed_s, 1)
                 self._timed_tokens = -1
         return out
 
     def drop(self) -> list[Delta]:
         """Take out all of it, which is not released."""
-        self.count_at_once()
+        self.count_passed()
         dropped = [delta for delta, _, _ in self.queue]
         self.queue.clear()
         return dropped
@@ -135,7 +136,7 @@ class ChoiceScreen:
     def __init__(self, setup: ScreenSetup) -> None:
         self._setup = setup
         self._channel: tuple[str, int] | None = None
-        self._plain_channel: Channel | None = None
+        self._text_channel: Channel | None = None
         """The channel of deltas that need no look at `_channel`; None for tool calls."""
         self._spans = None if setup.hard_list is None else SpanReader(setup.hard_list, setup.match)
         self._unread = setup.continued
@@ -143,9 +144,9 @@ class ChoiceScreen:
         self._escape = ""
         """An escape at the end of the text, of which the rest is still to arrive."""
         self._tokens = 0
-        self.review = AnswerReview(setup.classifier, setup.policy, setup.prior, watched=setup.watched)
-        self._holdback_tokens = self.review.holdback_tokens
-        """The hold-back; it follows that of the review, downwards by one for each token."""
+        self.doubt = ChoiceDoubt(setup.classifier, setup.policy, setup.prompt_harm, watched=setup.watched)
+        self._holdback_tokens = self.doubt.holdback_tokens
+        """The hold-back; it follows that of the doubt, downwards by one for each token."""
         self.held = HeldDeltas(setup)
         self.state = CLEAR
         self.verdict: Verdict | None = None
@@ -153,13 +154,13 @@ class ChoiceScreen:
 
     def read(self, delta: Delta) -> StreamState:
         """Read a delta, and hold it unless it is CLEAR."""
-        spans, review, held = self._spans, self.review, self.held
+        spans, doubt, held = self._spans, self.doubt, self.held
         _, channel, text, _, counts, finish_reason, _, tool, _ = delta
         tokens, is_last = counts.completion_tokens, finish_reason is not None
-        if tool is not None or channel != self._plain_channel:
+        if tool is not None or channel != self._text_channel:
             self._enter_channel(delta)
         if spans is not None and self._completes_span(spans, delta):
-            review.hit_span(tokens, clean_until=self._tokens)
+            doubt.hit_span(tokens, clean_until=self._tokens)
             self.verdict = self._setup.policy.halted()
             return self._hold(delta, HALTED)
         if self._escape or "\\" in text or "&" in text:
@@ -168,28 +169,28 @@ class ChoiceScreen:
             text = f"{tool.name}\n{text}"
         text = self._unread + text
         holdback = self._holdback_tokens
-        may_wait = holdback >= 2 * READ_AT_ONCE_TOKENS and not review.in_doubt and not is_last
-        if may_wait and tokens - review.read_tokens < READ_AT_ONCE_TOKENS:
+        may_wait = holdback >= 2 * READ_AT_ONCE_TOKENS and not doubt.in_doubt and not is_last
+        if may_wait and tokens - doubt.read_tokens < READ_AT_ONCE_TOKENS:
             self._unread = text
         else:
             self._unread = ""
-            is_due = review.read(text + self._escape if is_last else text, tokens)
-            if is_due or (is_last and review.is_due_at_end(scores_wanted=self._setup.scores_wanted)):
+            is_due = doubt.read(text + self._escape if is_last else text, tokens)
+            if is_due or (is_last and doubt.is_due_at_end(scores_wanted=self._setup.scores_wanted)):
                 return self._hold(delta, REVIEW)
-        if holdback or review.holdback_tokens:
+        if holdback or doubt.holdback_tokens:
             holdback -= tokens - self._tokens
-            self._holdback_tokens = max(review.holdback_tokens, holdback)
+            self._holdback_tokens = max(doubt.holdback_tokens, holdback)
         self._tokens = tokens
         if is_last or self._holdback_tokens or held.queue or (spans is not None and spans.has_begun):
-            held.append(delta, EVERYWHERE if spans is None else spans.position)
+            held.append(delta, PAST_END if spans is None else spans.position)
             self.state = HELD
             return HELD
-        held.skip(counts)  # most tokens: nothing is held
+        held.pass_through(counts)  # most tokens: nothing is held
         self.state = CLEAR
         return CLEAR
 
     def _hold(self, delta: Delta, state: StreamState) -> StreamState:
-        self.held.append(delta, EVERYWHERE if self._spans is None else self._spans.position)
+        self.held.append(delta, PAST_END if self._spans is None else self._spans.position)
         self.state = state
         return state
 
@@ -200,8 +201,8 @@ class ChoiceScreen:
         if self._unread and self._channel is not None:
             self._unread += "\n"  # a word ends with its channel
         self._channel = channel
-        self._plain_channel = None if channel[1] else delta.channel
-        self.review.excerpt.switch_channel(delta.channel, len(self._unread))
+        self._text_channel = None if channel[1] else delta.channel
+        self.doubt.excerpt.switch_channel(delta.channel, len(self._unread))
 
     def _completes_span(self, spans: SpanReader, delta: Delta) -> bool:
         """Read a delta for the hard list; returns True if a span is complete."""
@@ -221,11 +222,11 @@ class ChoiceScreen:
 
     def take_scores(self, scores: Scores) -> StreamState:
         """Take the scores of the second stage: HALTED, or HELD until `release`."""
-        verdict = self.review.take_scores(scores)
+        verdict = self.doubt.take_scores(scores)
         if verdict.blocked:
             self.verdict, self.state = verdict, HALTED
         else:
-            self._tokens, self._holdback_tokens = self.review.read_tokens, self.review.holdback_tokens
+            self._tokens, self._holdback_tokens = self.doubt.read_tokens, self.doubt.holdback_tokens
             self.state = HELD
         return self.state
 
@@ -235,22 +236,22 @@ class ChoiceScreen:
         last = held.queue[-1][0]
         if last.finish_reason is not None:
             return self._end(last)
-        decided = EVERYWHERE if spans is None else spans.decided()
-        return held.release(self._tokens - self._holdback_tokens, decided)
+        safe_until = PAST_END if spans is None else spans.safe_until()
+        return held.release(self._tokens - self._holdback_tokens, safe_until)
 
-    def _decided(self, shortest: int = 1) -> Position:
+    def _safe_until(self, shortest: int = 1) -> Position:
         """The position up to which no span of `shortest` characters or more has begun."""
-        return EVERYWHERE if self._spans is None else self._spans.decided(shortest)
+        return PAST_END if self._spans is None else self._spans.safe_until(shortest)
 
     def _end(self, last: Delta) -> Sequence[Delta]:
         """Release the held deltas, less a possible beginning of a span where a caller chose the end."""
         if not self._is_chosen_by_caller(last):
-            return self.held.release(_ALL_TOKENS, EVERYWHERE)
+            return self.held.release(_ALL_TOKENS, PAST_END)
         stop, spans = last.matched_stop, self._spans
         if spans is not None and (spans.has_begun or (isinstance(stop, str) and spans.finds_in(stop))):
             stop = None
         shortest = 1 if last.finish_reason == "abort" else MIN_SPAN_CHARS
-        out = self.held.release(_ALL_TOKENS, self._decided(shortest))
+        out = self.held.release(_ALL_TOKENS, self._safe_until(shortest))
         if not self.held.drop():
             return [*out[:-1], out[-1]._replace(matched_stop=stop)]
         counts = self.held.released
@@ -268,14 +269,14 @@ class ChoiceScreen:
 
     def break_off(self) -> Sequence[Delta]:
         """Take out what may be released of a choice that ends here without a last delta."""
-        review = self.review
-        is_due = review.read(self._unread, self._tokens)
-        review.break_off(in_review=is_due or self.state is REVIEW)
-        out = self.held.release(review.clean_until if review.in_doubt else _ALL_TOKENS, self._decided())
+        doubt = self.doubt
+        is_due = doubt.read(self._unread, self._tokens)
+        doubt.break_off(in_review=is_due or self.state is REVIEW)
+        out = self.held.release(doubt.clean_until if doubt.in_doubt else _ALL_TOKENS, self._safe_until())
         self.held.drop()
         return out
 
     @property
     def leaked_tokens(self) -> int:
         """The number of tokens that were released after the last one without doubt."""
-        return max(0, self.held.released.completion_tokens - self.review.clean_until)
+        return max(0, self.held.released.completion_tokens - self.doubt.clean_until)

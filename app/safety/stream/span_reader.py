@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from app.safety.text.escapes import TRIGGERS, unescape
 from app.safety.text.hard_list import FOUND, MARKS, HardList
 
-Channel = tuple[str, int]
+ChannelKey = tuple[str, int]
 _as_it_is = frozenset(TRIGGERS + MARKS).isdisjoint
 """True for a text that is shown as it is."""
 _CHANNELS = 16
@@ -26,9 +26,9 @@ _CHANNELS = 16
 class Position(NamedTuple):
     """Folded characters so far: as it is, as a client shows it, and in logprobs."""
 
-    plain: int
+    as_written: int
     shown: int
-    spelled: int
+    logprob_chars: int
 
 
 class MatchState(NamedTuple):
@@ -41,7 +41,7 @@ class MatchState(NamedTuple):
 
 
 UNMATCHED = MatchState()
-EVERYWHERE = Position(1 << 62, 1 << 62, 1 << 62)
+PAST_END = Position(1 << 62, 1 << 62, 1 << 62)
 """Past every text."""
 
 
@@ -109,14 +109,14 @@ class SpanReader:
     def __init__(self, hard_list: HardList, match: MatchState = UNMATCHED) -> None:
         """`match` is the state after the text that a client reads before the answer."""
         self._list = hard_list
-        self.channel: Channel | None = None
+        self.channel: ChannelKey | None = None
         self._reading = _Reading(match)
-        self._readings: dict[Channel, _Reading] = {}
+        self._readings: dict[ChannelKey, _Reading] = {}
         self._across: _Track | None = None
         self._spelling = _Reading()
-        self._plain = self._shown = self._spelled = 0
+        self._as_written = self._shown = self._logprob_chars = 0
 
-    def switch_channel(self, channel: Channel) -> None:
+    def switch_channel(self, channel: ChannelKey) -> None:
         """Continue in another channel, where a span of the last one may continue too."""
         if channel == self.channel:
             return
@@ -139,7 +139,7 @@ class SpanReader:
         if not _as_it_is(text):
             reading.split_shown()
         length = reading.walk(hard_list, text)
-        self._plain += length
+        self._as_written += length
         if reading.shown is None and across is None:  # most tokens
             self._shown += length
             return reading.state == FOUND
@@ -177,7 +177,7 @@ class SpanReader:
             token = entry["token"]
             if not _as_it_is(token):
                 spelling.split_shown()
-            self._spelled += spelling.walk(hard_list, token)
+            self._logprob_chars += spelling.walk(hard_list, token)
             shown_state = spelling.state
             if spelling.shown is not None:
                 _, shown_state = spelling.walk_shown(hard_list, token)
@@ -201,22 +201,22 @@ class SpanReader:
     @property
     def position(self) -> Position:
         """The position of the reading; one character further within an escape."""
-        return Position(self._plain, self._shown + bool(self._reading.pending), self._spelled)
+        return Position(self._as_written, self._shown + bool(self._reading.pending), self._logprob_chars)
 
-    def decided(self, shortest: int = 1) -> Position:
+    def safe_until(self, shortest: int = 1) -> Position:
         """The position up to which no span of `shortest` characters or more has begun."""
         depth, reading, spelling = self._list.depth, self._reading, self._spelling
-        plain = depth[reading.state]
+        as_written = depth[reading.state]
         if self._across is not None:
-            plain = max(plain, depth[self._across.state])
-        shown = plain if reading.shown is None else depth[reading.shown.state]
-        spelled = depth[spelling.state]
+            as_written = max(as_written, depth[self._across.state])
+        shown = as_written if reading.shown is None else depth[reading.shown.state]
+        logprob_chars = depth[spelling.state]
         if spelling.shown is not None:
-            spelled = max(spelled, depth[spelling.shown.state])
+            logprob_chars = max(logprob_chars, depth[spelling.shown.state])
         return Position(
-            self._plain - (plain if plain >= shortest else 0),
+            self._as_written - (as_written if as_written >= shortest else 0),
             self._shown - shown if shown >= shortest else self._shown + (shortest > 1),
-            self._spelled - (spelled if spelled >= shortest else 0),
+            self._logprob_chars - (logprob_chars if logprob_chars >= shortest else 0),
         )
 
 

@@ -4,8 +4,8 @@
                  ├─ two hits in a row ──▶ review by the second stage ──▶ released, or halted
                  └─ hard-listed span ──▶ halted: the held text is dropped
 
-The hold-back is elastic, in tokens: none while there is no doubt, for to build it up would take gaps that
-every reader sees. The more doubt, the more tokens are held; after it two are released for each that arrives.
+The hold-back is elastic, in tokens. Without doubt nothing is held: filling a hold-back would pause every
+reader's stream. The more doubt, the more tokens are held; after it two are released for each that arrives.
 The beginning of a possible hard-listed span is held until it is ruled out, however long that takes.
 Everything is read before its release: answer, reasoning, tool names and arguments, logprobs.
 
@@ -30,19 +30,19 @@ from app.safety.verdict import Scores, ScreenBusy, ScreenFailed, Verdict
 
 
 class StreamScreen:
-    """Makes the screenings of all requests, of two classifiers: one of every token, one of reviews."""
+    """Makes a `Screening` for each request, with the classifier of every token and the one of reviews."""
 
     def __init__(
         self,
         classifier: AnswerClassifier,
         review: Review,
-        held_s: Callable[[float, int], None] = lambda _seconds, _deltas: None,
+        on_held: Callable[[float, int], None] = lambda _seconds, _deltas: None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`held_s` is called with the seconds for which deltas were held, and their number."""
+        """`on_held` is called with the seconds for which deltas were held, and their number."""
         self._classifier = classifier
         self._review = review
-        self._held_s = held_s
+        self._on_held = on_held
         self._clock_s = clock_s
         self._spans: Sequence[str] = ()
         self._hard_list = compiled(())
@@ -51,7 +51,7 @@ class StreamScreen:
         self,
         n: int,
         watched: bool,  # noqa: FBT001
-        prior: float,
+        prompt_harm: float,
         policy: Policy,
         *,
         owner: str = "",
@@ -60,7 +60,7 @@ class StreamScreen:
         on_broken: Callable[[Exception], None] = lambda _exc: None,
         fail_open: bool = False,
     ) -> Screening:
-        """The screening of one request's `n` choices, whose prompt had the harm `prior`."""
+        """The screening of one request's `n` choices, whose prompt had the harm `prompt_harm`."""
         if policy.hard_list is not self._spans:
             self._hard_list, self._spans = compiled(policy.hard_list), policy.hard_list
         setup = ScreenSetup(
@@ -70,10 +70,10 @@ class StreamScreen:
             match=match_state(self._hard_list, context.preceding_text),
             continued=context.preceding_text[-CONTINUED_CHARS:] if context.continues else "",
             context=context,
-            prior=prior,
+            prompt_harm=prompt_harm,
             watched=watched,
             scores_wanted=scores_wanted,
-            held_s=self._held_s,
+            on_held=self._on_held,
             clock_s=self._clock_s,
         )
         choices = [ChoiceScreen(setup) for _ in range(n)]
@@ -106,7 +106,7 @@ class Screening:
         self.broken = broken
         self._busy = False
         self.state = CLEAR
-        self._reviewed: ChoiceScreen | None = None
+        self._in_review: ChoiceScreen | None = None
         """The choice that is in review."""
         self.halted: Verdict | None = None
         """The verdict that halted the answer."""
@@ -134,7 +134,7 @@ class Screening:
         if self.broken:
             return self._unscreened([delta])
         try:
-            assert self._reviewed is None, "fed in review"
+            assert self._in_review is None, "fed in review"
             choice = self._choices[delta.choice]
             state = self.state = choice.read(delta)
             if state is CLEAR:
@@ -142,7 +142,7 @@ class Screening:
             if state is HELD:
                 return choice.release()
             if state is REVIEW:
-                self._reviewed = choice
+                self._in_review = choice
             else:
                 self._halt(choice)
         except Exception as exc:  # noqa: BLE001  # any error: nothing is released unscreened
@@ -152,11 +152,11 @@ class Screening:
 
     async def review(self) -> Sequence[Delta]:
         """The deltas that may be released after the review. Raises ScreenFailed, ScreenBusy."""
-        choice, self._reviewed = self._reviewed, None
+        choice, self._in_review = self._in_review, None
         try:
             assert choice is not None, "not in review"
             assert self._review is not None
-            self.state = choice.take_scores(await self._review(choice.review.request(), self._owner))
+            self.state = choice.take_scores(await self._review(choice.doubt.request(), self._owner))
             if self.state is HELD:
                 return choice.release()
             self._halt(choice)
@@ -166,18 +166,18 @@ class Screening:
 
     def _halt(self, choice: ChoiceScreen) -> None:
         assert choice.verdict is not None
-        held, review = choice.held.drop(), choice.review
+        held, doubt = choice.held.drop(), choice.doubt
         self.halted_choice = self._choices.index(choice)
-        self.hit_at, self.leaked_tokens = review.hit_at, choice.leaked_tokens
-        lag_tokens = held[-1].counts.completion_tokens - review.hit_at
+        self.hit_at, self.leaked_tokens = doubt.hit_at, choice.leaked_tokens
+        lag_tokens = held[-1].counts.completion_tokens - doubt.hit_at
         self.halted = replace(choice.verdict, lag_tokens=lag_tokens)
         self._withheld_text = "".join(each.text for each in held)
         self._drop_held()
 
     def _break(self, exc: Exception) -> list[Delta]:
         """Screen nothing more; returns what was held."""
-        self.broken, self.state, self._reviewed = True, CLEAR, None
-        self._busy = isinstance(exc, ScreenBusy)  # which lets nothing pass
+        self.broken, self.state, self._in_review = True, CLEAR, None
+        self._busy = isinstance(exc, ScreenBusy)  # if it is busy, nothing passes, even with `fail_open`
         self._on_broken(exc)
         return self._drop_held()
 
@@ -194,7 +194,7 @@ class Screening:
         text, self._withheld_text = self._withheld_text, ""
         return text
 
-    def drain(self) -> Sequence[Delta]:
+    def take_releasable(self) -> Sequence[Delta]:
         """The deltas that may be released of an interrupted answer; none if the screen fails."""
         if self.broken:
             return ()
@@ -206,14 +206,14 @@ class Screening:
 
     def peaks(self) -> list[Scores]:
         """Of each choice, the highest scores of its reviews, where any policy could act on them."""
-        return [choice.review.recordable_findings() for choice in self._choices]
+        return [choice.doubt.recordable_findings() for choice in self._choices]
 
     def verdicts(self) -> list[Verdict]:
         """The verdict on each choice, for OpenAI's `moderation` object. Empty where the screening broke."""
         if self.broken:
             return []
         try:
-            verdicts = [choice.review.verdict() for choice in self._choices]
+            verdicts = [choice.doubt.verdict() for choice in self._choices]
         except Exception as exc:  # noqa: BLE001  # every delta was screened
             self._break(exc)
             return []

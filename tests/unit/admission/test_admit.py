@@ -81,7 +81,7 @@ def began(tokens: int = 1, cached: int = 0, reason: Any = None) -> Delta:
 async def test_each_waiting_request_has_a_place() -> None:
     """Those behind the ones that the order looks at too, and none that runs."""
     world = World()
-    world.admission.queue._tuning = replace(TUNING, scanned_of_key=1)
+    world.admission.queue._tuning = replace(TUNING, max_scanned_of_key=1)
     await world.admit(900, rid="runs")
     waiting = [world.later(900, rid=f"w{number}") for number in range(3)]
     await settled(*waiting)
@@ -97,7 +97,7 @@ def test_an_empty_node_admits_without_a_task_switch() -> None:
     with pytest.raises(StopIteration) as ended:
         coroutine.send(None)
     ended.value.value.release()
-    assert world.admission.scheduler.kv_budget.committed_tokens == 0
+    assert world.admission.scheduler.kv_pools.committed_tokens == 0
 
 
 async def test_a_request_waits_until_there_is_room() -> None:
@@ -190,7 +190,7 @@ async def test_a_cancelled_task_leaves_nothing(let_in: bool) -> None:
     with pytest.raises(asyncio.CancelledError):
         await second
     first.release()
-    assert world.admission.scheduler.kv_budget.num_allocations == 0
+    assert world.admission.scheduler.kv_pools.num_allocations == 0
     assert not world.admission.queue
 
 
@@ -383,7 +383,7 @@ async def test_a_shared_prompt_is_reserved_once() -> None:
     shared = [ask(f"s{i}", "") for i in range(4)]
     await settled(*shared)
     assert all(task.done() for task in shared)
-    assert world.admission.scheduler.kv_budget.committed_tokens == 500
+    assert world.admission.scheduler.kv_pools.committed_tokens == 500
     with_images = [ask(f"i{i}", None) for i in range(2)]
     await settled(*with_images)
     assert [task.done() for task in with_images] == [True, False]
@@ -471,7 +471,7 @@ async def test_a_pool_that_is_smaller_after_a_restart_is_read_again() -> None:
     first = await world.admit(400)
     world.engine.model = replace(world.engine.model, kv_capacity_tokens=600)
     world.admission.poll()
-    assert world.admission.scheduler.kv_budget.capacity_tokens == 600
+    assert world.admission.scheduler.kv_pools.capacity_tokens == 600
     second = world.later(400)
     await settled(second)
     assert not second.done()
@@ -494,4 +494,4 @@ async def test_a_request_is_let_in_to_one_replica_s_pool() -> None:
     assert (await third).with_replica(prompt).replica == 1
     for ticket in (first, await third):
         ticket.release()
-    assert world.admission.scheduler.kv_budget.committed_tokens == 0
+    assert world.admission.scheduler.kv_pools.committed_tokens == 0

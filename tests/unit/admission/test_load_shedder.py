@@ -29,12 +29,12 @@ class StubScheduler:
     ends_s: float = 0.0
     half_full: bool = True
     queue: FairQueue = field(default_factory=lambda: FairQueue(TUNING))
-    kv_budget: Any = field(default_factory=lambda: SimpleNamespace(capacity_tokens=10_000))
+    kv_pools: Any = field(default_factory=lambda: SimpleNamespace(capacity_tokens=10_000))
 
-    def fits_queue(self, _tenant: Tenant, tokens: int, age_s: float, _now_s: float) -> bool:
+    def fits_beside_waiting(self, _tenant: Tenant, tokens: int, age_s: float, _now_s: float) -> bool:
         return tokens <= (self.free if age_s < 1 else 0) - self.queue.tokens
 
-    def ends_after_s(self, _now_s: float, _tokens_per_s: float) -> float:
+    def steady_after_s(self, _now_s: float, _tokens_per_s: float) -> float:
         return self.ends_s
 
 

@@ -52,7 +52,7 @@ def ticket(rid: str, n: int = 1, tokens: int = 100, name: str = "a", tenant: Ten
         on_progress=unused,
         on_release=unused,
     )
-    made.size(tokens - made.allocation.mean, 1_000_000)
+    made.set_claim(tokens - made.allocation.mean, 1_000_000)
     return made
 
 
@@ -122,7 +122,7 @@ def test_memory_and_prefill_are_obstacles_and_asking_changes_nothing() -> None:
     engine.end(full, 0.0)
     first, second = ticket("3", name="c"), ticket("4", name="d")
     for each in (first, second):
-        each.size(TUNING.prefill_step_tokens, 1_000_000)
+        each.set_claim(TUNING.prefill_step_tokens, 1_000_000)
     engine.begin(first, 0.0)
     assert [engine.obstacle(second, 0.0) for _ in range(3)] == [Obstacle.PREFILL] * 3
     engine.end(first, 0.0)
@@ -143,9 +143,9 @@ def test_after_a_burst_nothing_ends_for_a_while() -> None:
     places = scheduler()
     for number in range(10):
         places.begin(ticket(str(number)), 50.0)
-    assert places.ends_after_s(50.0, 100.0) == 10.0
-    assert places.ends_after_s(52.0, 100.0) == 10.0 - TUNING.young_ages * 2.0
-    assert places.ends_after_s(60.0, 100.0) == 0.0
+    assert places.steady_after_s(50.0, 100.0) == 10.0
+    assert places.steady_after_s(52.0, 100.0) == 10.0 - TUNING.min_run_ages * 2.0
+    assert places.steady_after_s(60.0, 100.0) == 0.0
 
 
 def test_what_was_taken_back_counts_until_it_ends() -> None:

@@ -154,7 +154,7 @@ def test_replies_are_measured_as_they_are_reviewed(
     found = json.loads(capsys.readouterr().out)
     assert found["pooled"]["blocked"]["recall"]["rate"] == 0.5, "one was never reviewed"
     assert found["pooled"]["blocked"]["fpr"]["rate"] == 0.0
-    assert reviewer.priors == [0.0] * len(reviewer.asked)
+    assert reviewer.prompt_harms == [0.0] * len(reviewer.asked)
 
 
 def test_only_outputs_can_be_watched(run: Run, tmp_path: Path):

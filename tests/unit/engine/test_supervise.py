@@ -124,7 +124,7 @@ def test_a_restart_is_timed_from_the_first_loss_on() -> None:
     assert story.history.reason is None
     assert (story.history.last_away_s, story.history.away_s) == (10, 10)
     assert story.history.losses == {"exited": 1, "hung": 0, "failed": 1}
-    assert (story.history.num_restarts, story.history.num_choices_resumed) == (1, 4)
+    assert (story.history.num_restarts, story.history.num_choices_continued) == (1, 4)
     events = [(line["event"], line.get("cause"), line.get("took_s")) for line in story.captured.entries]
     assert events == [
         ("engine_lost", "exited", None),
@@ -148,8 +148,8 @@ def test_retry_after_is_what_is_left_of_a_start(gone_s: float, retry_after_s: in
 def test_a_request_that_is_ended_is_logged_by_its_id_and_a_hash() -> None:
     """No text; with choices that were lost to a dead engine there is no request to name."""
     story = Story()
-    story.history.ended(2, "r1", "beef")
-    story.history.ended(3)
+    story.history.count_lost_choices(2, "r1", "beef")
+    story.history.count_lost_choices(3)
     story.history.contradicted("r2-000", "output after the final delta")
     assert (story.history.num_choices_lost, story.history.num_contradictions) == (5, 1)
     quarantined, contradiction = story.captured.entries

@@ -79,6 +79,8 @@ async def test_only_who_continues_a_stream_gives_it_more_time(
 ):
     """Who is refused, or only looks, could else keep a bill open for ever."""
     with contextlib.suppress(ServingError):
-        await continued_streams(world).find(owner, "chatcmpl-1", ChunkWire, after, continues=continues)
+        await continued_streams(world).find_or_continue(
+            owner, "chatcmpl-1", ChunkWire, after, continues=continues
+        )
     clock.now_s += 1
     assert await world.suspensions.expire() == expired

@@ -24,7 +24,7 @@ class Store:
         """A turn to read the store."""
         return asyncio.Lock()
 
-    async def find(self, owner: str, request_id: str, *_: Any) -> tuple[str, str]:
+    async def find_or_continue(self, owner: str, request_id: str, *_: Any) -> tuple[str, str]:
         """What is found by an id."""
         return owner, request_id
 

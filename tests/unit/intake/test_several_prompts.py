@@ -24,7 +24,7 @@ class Stream:
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended = asyncio.Event()
 
-    async def opened(self) -> None:
+    async def status_sent(self) -> None:
         await self._opened
 
     async def ended(self) -> None:

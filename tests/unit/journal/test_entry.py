@@ -119,7 +119,7 @@ async def test_choice_of_which_nothing_was_released_has_the_prompt_and_no_answer
 async def test_request_that_is_not_stored_has_no_answers_to_store():
     """Nor ids of them."""
     answered = await entry()
-    assert answered.finished({}, "complete") == []
+    assert answered.answer_rows({}, "complete") == []
 
 
 async def stored(prompt: Prompt, **fields: Any) -> JournalEntry:
@@ -141,7 +141,7 @@ async def test_ids_of_an_answer_are_stored_after_those_of_the_turns_before():
         answered.released(delta)
     answered.generated(Delta(0, "text", "held back", (9,), Counts(5, 4)))
     answered.end(Outcome.DONE)
-    (finished,) = answered.finished({0: ChoiceMessage({"content": "ab"}, "stop")}, "complete")
+    (finished,) = answered.answer_rows({0: ChoiceMessage({"content": "ab"}, "stop")}, "complete")
     assert (finished.text, finished.base_seq) == ("ab", 41)
     assert list(array("I", finished.prompt_ids)) == [4, 5]
     assert list(array("I", finished.answer_ids)) == [6, 7, 8]
@@ -152,7 +152,7 @@ async def test_ids_that_no_turn_could_begin_with_are_not_stored():
     answered = await stored(Prompt([1, 1 << 40], 10, None))
     answered.released(Delta(0, "text", "a", (6,), Counts(5, 1)))
     answered.end(Outcome.DONE)
-    (finished,) = answered.finished({}, "complete")
+    (finished,) = answered.answer_rows({}, "complete")
     assert (finished.prompt_ids, finished.answer_ids, finished.text) == (b"", b"", "")
 
 

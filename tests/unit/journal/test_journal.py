@@ -252,7 +252,7 @@ async def test_answer_and_events_are_stored_with_the_settlement(world: Generatio
     assert await stored_text(world) == ("complete", "Hello")
     (piece,) = await slices(world)
     restored = Ring.restore([piece], 1 << 20)
-    assert [type(event).__name__ for event in restored.whole()[1]] == ["Opened", "Finished", "Done"]
+    assert [type(event).__name__ for event in restored.contents()[1]] == ["Opened", "Finished", "Done"]
 
 
 async def test_checkpoints_give_way_to_the_whole(world: Generations):
@@ -272,7 +272,7 @@ async def test_answer_whose_beginning_has_left_memory_is_stored_whole(world: Gen
     request = conversing()
     stream = world.stream(request)
     stream._ring = Ring(4096)
-    stream._plain = stream._ring.plain
+    stream._text_only = stream._ring.text_only
     running = await reserved(world, request, stream=stream)
     text = "".join(f"word {number:05} " for number in range(600))
     for word in text.split(" ")[:-1]:

@@ -32,7 +32,7 @@ def test_what_never_happened_is_not_observed():
     model = traffic.of("a")
     observed = [h.cumulative()[-1][1] for h in (model.queue, *model.ttft.values(), model.tpot, model.total)]
     assert observed == [1, 0, 0, 0, 1]
-    assert model.outcomes == {"engine_overloaded": 1}
+    assert model.finishes == {"engine_overloaded": 1}
 
 
 def test_targets_are_edges():

@@ -20,7 +20,7 @@ from app.metering.budgets import Allowance, Budgets
 from app.metering.limits import Limiter
 from app.resume.skip_released import OutputMismatch
 from app.safety.verdict import ScreenFailed
-from app.stream.ring import Failed, Notice
+from app.stream.ring import ExtraChunk, Failed
 from app.stream.token_stream import SHUTDOWN, STORAGE
 from tests.support.generations import (
     MODEL,
@@ -64,7 +64,7 @@ async def test_nothing_is_released_before_the_reservation_is_committed(world: Ge
         world.engine.say("a")
         world.engine.finish()
         await until(lambda: world.admission.ticket.tokens)
-        assert (stream.pending, text_of(stream)) == (False, "")
+        assert (stream.status_unsent, text_of(stream)) == (False, "")
     await serving
     assert text_of(stream) == "a"
 
@@ -77,7 +77,7 @@ async def test_nothing_goes_out_before_the_prompt_is_judged(world: Generations):
     world.engine.say("a")
     world.engine.finish()
     await until(lambda: world.admission.ticket.tokens)
-    assert (stream.pending, stream.last_id) == (True, 0)
+    assert (stream.status_unsent, stream.last_id) == (True, 0)
     world.check.undecided_until.set_result(None)
     await serving
     assert text_of(stream) == "a"
@@ -159,8 +159,8 @@ async def test_harmful_answer_ends_where_it_is(tmp_path: Path):
             world.engine.say(word)
         stream = await world.serve(conversing())
         assert (text_of(stream), answer_of(stream).finish_reason) == ("fine", "content_filter")
-        notices = controls(stream, Notice)
-        assert [notice.field for notice in notices] == ["moderation"]
+        chunks = controls(stream, ExtraChunk)
+        assert [chunk.field for chunk in chunks] == ["moderation"]
         row = await world.row()
         assert (row["completion_tokens"], row["withheld_tokens"]) == (5, 4)
         assert row["cost_micro_usd"] == 8 + 10
@@ -169,14 +169,14 @@ async def test_harmful_answer_ends_where_it_is(tmp_path: Path):
 
 
 async def test_budget_ends_the_answer_at_the_token_that_reached_it(world: Generations):
-    """Later tokens are withheld and not billed; a notice says why, the finish reason is `length`."""
+    """Later tokens are withheld and not billed; an extra chunk says why, the finish reason is `length`."""
     world.engine.late_tokens = 3
     for _ in range(5):
         world.engine.say("x")
     stream = await world.serve(asked(), allowance=await allowance_of(world, 28))
     assert (text_of(stream), answer_of(stream).finish_reason) == ("xx", "length")
-    (notice,) = controls(stream, Notice)
-    assert (notice.field, notice.value["code"]) == ("budget", "insufficient_quota")
+    (chunk,) = controls(stream, ExtraChunk)
+    assert (chunk.field, chunk.value["code"]) == ("budget", "insufficient_quota")
     row = await world.row()
     assert (row["cost_micro_usd"], row["completion_tokens"], row["withheld_tokens"]) == (28, 8, 6)
     assert row["outcome"] == "length"
@@ -189,7 +189,7 @@ async def test_budget_that_is_not_reached_changes_nothing(world: Generations):
     world.engine.finish()
     stream = await world.serve(asked(), allowance=await allowance_of(world, 29))
     assert (text_of(stream), answer_of(stream).finish_reason) == ("xx", "stop")
-    assert controls(stream, Notice) == []
+    assert controls(stream, ExtraChunk) == []
 
 
 async def test_budget_reached_with_the_last_token_leaves_a_whole_answer(world: Generations):
@@ -197,7 +197,7 @@ async def test_budget_reached_with_the_last_token_leaves_a_whole_answer(world: G
     world.engine.finish(text="x")
     stream = await world.serve(asked(), allowance=await allowance_of(world, 1))
     assert (text_of(stream), answer_of(stream).finish_reason) == ("x", "stop")
-    assert controls(stream, Notice) == []
+    assert controls(stream, ExtraChunk) == []
     assert (await world.row())["outcome"] == "stop"
 
 
@@ -207,8 +207,8 @@ async def test_tokens_a_minute_end_the_answer_where_they_are_used_up(world: Gene
         world.engine.say("x")
     stream = await world.serve(asked(), lease=NotedLease(limit=2))
     assert (text_of(stream), answer_of(stream).finish_reason) == ("xx", "length")
-    (notice,) = controls(stream, Notice)
-    assert (notice.field, notice.value["code"]) == ("budget", "rate_limit_exceeded")
+    (chunk,) = controls(stream, ExtraChunk)
+    assert (chunk.field, chunk.value["code"]) == ("budget", "rate_limit_exceeded")
 
 
 # Failures

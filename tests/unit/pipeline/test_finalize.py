@@ -14,7 +14,7 @@ from app.errors import BadRequest, Draining, InternalError, Overloaded, ServingE
 from app.pipeline.engine_run import Suspended
 from app.pipeline.finalize import Finalizer
 from app.pipeline.trace import Trace
-from app.resume.continue_answer import ByChoice, NewAnswer
+from app.resume.continue_answer import AnswerStart, ByChoice
 from app.stream.token_stream import TokenStream
 
 SECRET = "a secret in an exception"
@@ -23,7 +23,7 @@ SECRET = "a secret in an exception"
 class World:
     """What a request's end acts on, and what became of it, in order."""
 
-    def __init__(self, answer: Any = None) -> None:
+    def __init__(self, start: Any = None) -> None:
         self.done: list[Any] = []
         self.request = ChatRequest("chatcmpl-1", "local", "llama", {}, 0)
         self.trace = Trace(self.request)
@@ -32,7 +32,7 @@ class World:
             request_id="chatcmpl-1",
             cancelled=None,
             suspending=False,
-            pending=False,
+            status_unsent=False,
             fail=lambda error: self.done.append(type(error)),
             suspend=lambda error: self.done.append(f"suspended: {error.code}"),
         )
@@ -43,13 +43,13 @@ class World:
         suspensions: Any = SimpleNamespace(
             suspend_later=lambda entry, state, error: self.done.append((entry, state, error.code)),
         )
-        self.answer: Any = answer or NewAnswer(cast("Any", None), journal)
+        self.start: Any = start or AnswerStart(cast("Any", None), journal)
         traffic: Any = SimpleNamespace(ended=lambda _model, finish, _timings: self.done.append(finish))
         self.check: Any = SimpleNamespace(
             rid="rid", state=lambda: {"strict": False}, close=lambda _stream: self.done.append("closed")
         )
         log = structlog.get_logger()
-        self.end = Finalizer(journal, suspensions, traffic, log, self.trace, lease, self.answer)
+        self.end = Finalizer(journal, suspensions, traffic, log, self.trace, lease, self.start)
 
     def run(self, error: BaseException | None = None, *, reserved: bool = False) -> list[Any]:
         """A request that ends so; what was done about it."""
@@ -104,19 +104,21 @@ def test_a_suspended_answer_is_not_settled():
 
 
 @pytest.mark.parametrize(
-    ("suspending", "pending", "end"),
+    ("suspending", "status_unsent", "end"),
     [(True, False, SUSPENSION), (True, True, Draining), (False, False, Draining)],
 )
-def test_a_cut_off_task_is_suspended_where_its_status_line_is_out(suspending: bool, pending: bool, end: Any):
+def test_a_cut_off_task_is_suspended_where_its_status_line_is_out(
+    suspending: bool, status_unsent: bool, end: Any
+):
     """An engine that does not let go of a request in time loses nothing of it."""
     world = World()
-    world.stream.suspending, world.stream.pending = suspending, pending
+    world.stream.suspending, world.stream.status_unsent = suspending, status_unsent
     with pytest.raises(asyncio.CancelledError):
         world.run(asyncio.CancelledError(), reserved=True)
     assert world.done[0] == end
 
 
-class Continued(NewAnswer):
+class Continued(AnswerStart):
     """An answer that goes on, and stays suspended as long as there is no room."""
 
     def __init__(self) -> None:
@@ -143,6 +145,6 @@ def test_an_answer_that_finds_no_room_stays_suspended():
 
 def test_an_answer_that_cannot_go_on_is_settled():
     """Its row is taken up for that."""
-    answer = Continued()
-    assert World(answer).run(BadRequest("no")) == ["lease", "invalid_value", "invalid_value", "closed"]
-    assert [type(error) for error in answer.failed_with] == [BadRequest]
+    start = Continued()
+    assert World(start).run(BadRequest("no")) == ["lease", "invalid_value", "invalid_value", "closed"]
+    assert [type(error) for error in start.failed_with] == [BadRequest]

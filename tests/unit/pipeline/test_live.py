@@ -33,7 +33,7 @@ class Request:
         delta = Delta(0, "text", "", (1,), Counts(9, tokens, 3), reason)
         self.trace.record(delta)
         if reason is not None:
-            self.trace.finished(delta)
+            self.trace.record_finish(delta)
 
     def phase(self, *, engine_ready: bool = True) -> str:
         """The stage that admins see."""
@@ -42,7 +42,7 @@ class Request:
 
 def ended(live: LiveRequests, request: Request) -> None:
     """The request runs and ends."""
-    with live.noted(request.stream, request.trace, KEY):
+    with live.tracked(request.stream, request.trace, KEY):
         pass
 
 
@@ -83,10 +83,10 @@ def test_a_request_whose_engine_is_away_is_resuming_and_one_that_waits_is_not():
 def test_a_request_is_live_until_it_ends_however_it_ends():
     """An exception leaves the list too."""
     live, request = LiveRequests(), Request()
-    noted = live.noted(request.stream, request.trace, KEY)
-    noted.__enter__()
+    tracked = live.tracked(request.stream, request.trace, KEY)
+    tracked.__enter__()
     assert [(r.stream.request_id, r.key_name) for r in live] == [("chatcmpl-1", "Ann's laptop")]
-    assert not noted.__exit__(ValueError, ValueError("broken"), None)
+    assert not tracked.__exit__(ValueError, ValueError("broken"), None)
     assert len(live) == 0
 
 
@@ -118,7 +118,7 @@ def test_ended_requests_are_forgotten_after_some_minutes():
 def test_generated_tokens_are_those_of_this_process_and_never_fall():
     """Those that an earlier process generated of a continued answer are not counted."""
     live, continued = LiveRequests(), Request(counts={0: Counts(9, 100)})
-    with live.noted(continued.stream, continued.trace, None):
+    with live.tracked(continued.stream, continued.trace, None):
         assert live.generated_tokens == 0
         continued.generate(107)
         assert live.generated_tokens == 7

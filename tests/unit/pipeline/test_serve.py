@@ -25,7 +25,7 @@ from app.errors import (
 )
 from app.safety import moderation
 from app.safety.session.session import SafetySession
-from app.stream.ring import Done, Failed, Finished, Notice, Opened
+from app.stream.ring import Done, ExtraChunk, Failed, Finished, Opened
 from app.stream.token_stream import DELETED, SHUTDOWN, STORAGE
 from tests.support.generations import (
     MODEL,
@@ -71,15 +71,15 @@ async def test_answer_is_released_billed_and_counted(world: Generations):
     lease = NotedLease()
     stream = await world.serve(asked(include_usage=True), lease=lease)
     assert text_of(stream) == "How are you?"
-    kinds = [type(event) for event in stream.held()[1]]
-    assert kinds == [Opened, Finished, Notice, Done]
+    kinds = [type(event) for event in stream.in_ring()[1]]
+    assert kinds == [Opened, Finished, ExtraChunk, Done]
     row = await world.row()
     assert row is not None
     assert (row["state"], row["outcome"], row["cost_micro_usd"]) == ("settled", "stop", 38)
     assert (row["prompt_tokens"], row["completion_tokens"], row["withheld_tokens"]) == (10, 3, 0)
     assert (lease.corrected, lease.withdrawn) == ([10], False)
     assert lease.settled[0][0].completion_tokens == 3
-    assert world.traffic.of(MODEL).outcomes == {"stop": 1}
+    assert world.traffic.of(MODEL).finishes == {"stop": 1}
     assert world.traffic.of(MODEL).cost_micro_usd == 38
     assert not world.balance.differs
     assert world.admission.ticket.released
@@ -137,7 +137,7 @@ async def test_engine_that_is_not_ready_refuses_before_anything_is_done(world: G
     assert world.engine.rendered == []
     assert await world.row() is None
     assert lease.withdrawn
-    assert world.traffic.of(MODEL).outcomes == {"engine_not_ready": 1}
+    assert world.traffic.of(MODEL).finishes == {"engine_not_ready": 1}
 
 
 async def test_full_server_refuses_before_anything_is_rendered(world: Generations):
@@ -301,7 +301,7 @@ async def test_end_that_cannot_be_stored_is_never_told(world: Generations):
     world.engine.finish()
     await serving
     assert isinstance(stream.error, StorageUnavailable)
-    assert [type(event) for event in stream.held()[1]][-2:] == [Failed, Done]
+    assert [type(event) for event in stream.in_ring()[1]][-2:] == [Failed, Done]
     assert world.journal.num_unsettled == 1
     await refuse_writes(world.database, refused=False)
     await world.journal._settle_left()
@@ -337,9 +337,9 @@ async def test_server_without_screens_answers_that_nothing_was_judged(tmp_path: 
         world.engine.say("a")
         world.engine.finish()
         stream = await world.serve(asked(moderated=True))
-        (notice,) = controls(stream, Notice)
-        assert notice.field == "moderation"
-        assert notice.value == moderation.moderation(moderation.not_judged(), moderation.not_judged())
+        (chunk,) = controls(stream, ExtraChunk)
+        assert chunk.field == "moderation"
+        assert chunk.value == moderation.moderation(moderation.not_judged(), moderation.not_judged())
 
 
 async def test_answer_that_had_ended_by_itself_is_whole_though_the_server_stops(world: Generations):

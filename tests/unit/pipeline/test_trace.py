@@ -38,7 +38,7 @@ def passed_on(trace: Trace, delta: Delta) -> None:
     """A delta comes from the engine, and goes out."""
     trace.record(delta)
     if delta.finish_reason is not None:
-        trace.finished(delta)
+        trace.record_finish(delta)
 
 
 def test_timings_of_a_whole_request(clock: Clock):

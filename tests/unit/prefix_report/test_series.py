@@ -53,7 +53,7 @@ def test_stable_part_is_what_stands_before_the_users_words():
 def test_prompts_stay_the_same_up_to_where_two_of_them_part():
     """Until then the estimate is what is expected."""
     made = edition(estimate=2)
-    made.render(request(SYSTEM, user("first")), prompt(1, 2, 3, 40, 41), 0.0)
+    made.set_reference(request(SYSTEM, user("first")), prompt(1, 2, 3, 40, 41), 0.0)
     assert made.expected == 2
     assert made.compare(request(SYSTEM, user("second")), prompt(1, 2, 3, 50)) is None
     assert made.expected == 3
@@ -62,7 +62,7 @@ def test_prompts_stay_the_same_up_to_where_two_of_them_part():
 def test_prompt_that_parts_within_what_stayed_the_same_was_rendered_differently():
     """The token is told at which it does."""
     made = edition(estimate=6)
-    made.render(request(SYSTEM, user("first")), prompt(1, 2, 3, 4, 5, 6, 40), 0.0)
+    made.set_reference(request(SYSTEM, user("first")), prompt(1, 2, 3, 4, 5, 6, 40), 0.0)
     made.compare(request(SYSTEM, user("second")), prompt(1, 2, 3, 4, 5, 6, 50))
     assert made.compare(request(SYSTEM, user("third")), prompt(1, 9, 9, 9, 9, 9, 60)) == 1
     assert made.expected == 6
@@ -71,7 +71,7 @@ def test_prompt_that_parts_within_what_stayed_the_same_was_rendered_differently(
 def test_users_words_that_begin_alike_are_no_part_of_what_stays():
     """The next that differs shows where they began."""
     made = edition(estimate=3)
-    made.render(request(SYSTEM, user("aab")), prompt(1, 2, 3, 7, 7, 8), 0.0)
+    made.set_reference(request(SYSTEM, user("aab")), prompt(1, 2, 3, 7, 7, 8), 0.0)
     made.compare(request(SYSTEM, user("aac")), prompt(1, 2, 3, 7, 7, 9))
     assert made.expected == 5
     assert made.compare(request(SYSTEM, user("xyz")), prompt(1, 2, 3, 6)) is None
@@ -81,21 +81,21 @@ def test_users_words_that_begin_alike_are_no_part_of_what_stays():
 def test_ids_of_images_can_be_compared_with_those_of_text():
     """They are wider; ids that no integer holds are not compared."""
     made = edition()
-    made.render(request(user()), prompt(1, 2, 3), 0.0)
+    made.set_reference(request(user()), prompt(1, 2, 3), 0.0)
     assert made.compare(request(user("x")), prompt(1, 2, 1 << 40)) is None
     assert made.expected == 2
     other = edition()
-    other.render(request(user()), prompt(1 << 70), 0.0)
+    other.set_reference(request(user()), prompt(1 << 70), 0.0)
     assert other.head is None
     assert other.compare(request(user()), prompt(1)) is None
-    made.render(request(user()), prompt(1, 2, 3), 0.0)
+    made.set_reference(request(user()), prompt(1, 2, 3), 0.0)
     assert made.compare(request(user()), prompt(1, 1 << 70)) is None
 
 
 def test_head_of_a_long_prompt_is_compared():
     """Memory is bounded."""
     made = edition()
-    made.render(request(user()), Prompt(range(HEAD_TOKENS + 1), 10, None), 0.0)
+    made.set_reference(request(user()), Prompt(range(HEAD_TOKENS + 1), 10, None), 0.0)
     assert made.head is not None
     assert len(made.head) == HEAD_TOKENS
     assert made.size_bytes > 4 * HEAD_TOKENS
@@ -104,7 +104,7 @@ def test_head_of_a_long_prompt_is_compared():
 def test_reason_for_another_rendering_is_the_parameter_that_changed():
     """The operator's own words first; where nothing changed it is the template."""
     made = edition()
-    made.render(request(user(), reasoning_effort="low"), prompt(1, 2), 0.0)
+    made.set_reference(request(user(), reasoning_effort="low"), prompt(1, 2), 0.0)
     assert made.changed_option(request(user(), reasoning_effort="high"), prompt(1)) == "reasoning_effort"
     assert made.changed_option(request(user(), reasoning_effort="low"), prompt(1)) == "template"
     assert made.changed_option(request(user()), prompt(1, unbilled=1)) == "policy"

@@ -37,7 +37,7 @@ def resumed(*before: Delta, screen: Any = None) -> SkipReleased:
     """The screen of an answer of which these were released."""
     counts = {delta.choice: delta.counts for delta in before}
     logprobs = any(delta.logprobs for delta in before)
-    return SkipReleased(screen or PassThrough(), released(*before, logprobs=logprobs).held(), counts)
+    return SkipReleased(screen or PassThrough(), released(*before, logprobs=logprobs).in_ring(), counts)
 
 
 def texts(deltas: Sequence[Delta]) -> list[str]:
@@ -139,7 +139,7 @@ async def test_a_screen_that_halts_within_what_was_released_halts_at_once():
 async def test_what_is_held_back_at_a_failure_is_released_if_it_is_new(text: str, rest: list[str]):
     """Of an answer that differs, nothing."""
     screen = resumed(said("held", 2), screen=HoldingScreen(held=[said(text, 2)]))
-    assert texts(screen.drain()) == rest
+    assert texts(screen.take_releasable()) == rest
 
 
 class WithholdingScreen(HoldingScreen):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from app.errors import BadRequest, Draining, EngineFailed, Overloaded, ServingEr
 from app.journal.entry import Progress
 from app.journal.history import History, LoadedTurn
 from app.journal.reconcile import reconcile
-from app.resume.continue_answer import ContinuedAnswer
+from app.resume.continue_answer import ContinuedStart
 from app.resume.snapshot import NotReadable, pack, unpack
 from app.resume.suspensions import Suspensions
 from app.store import events, suspensions
@@ -98,7 +99,7 @@ async def test_a_suspended_stream_has_no_end(world: Generations):
         def write(self, *frames: bytes) -> None:
             del frames
 
-        async def drained(self) -> None:
+        async def caught_up(self) -> None:
             pass
 
         def abort(self) -> None:
@@ -116,7 +117,7 @@ async def test_a_suspended_stream_has_no_end(world: Generations):
     assert row is not None
     assert (row["state"], row["completion_tokens"], row["withheld_tokens"]) == ("reserved", 1, 0)
     assert len(lease.settled) == 1
-    assert world.traffic.of(stream.request.model).outcomes == {"suspended": 1}
+    assert world.traffic.of(stream.request.model).finishes == {"suspended": 1}
     assert await reconcile(world.database) == 0
     assert len(world.suspensions) == 1
     with pytest.raises(Draining):
@@ -150,7 +151,7 @@ async def test_a_request_without_a_token_is_suspended_once_its_status_line_is_ou
     """It begins in the next process, in its stream."""
     stream = world.stream(asked())
     serving = world.begin(stream)
-    await until(lambda: not stream.pending and world.engine.generated)
+    await until(lambda: not stream.status_unsent and world.engine.generated)
     stream.cancel(SUSPENDED)
     await serving
     resumed, serving = await world.continue_()
@@ -158,7 +159,7 @@ async def test_a_request_without_a_token_is_suspended_once_its_status_line_is_ou
     world.engine.say("word")
     world.engine.finish()
     await serving
-    assert [type(event) for event in resumed.held()[1]] == [Opened, Finished, Done]
+    assert [type(event) for event in resumed.in_ring()[1]] == [Opened, Finished, Done]
     assert text_of(resumed) == "word"
 
 
@@ -509,6 +510,7 @@ def test_a_request_comes_back_as_it_was(token_ids: Sequence[int] | None):
         body=body,
         past=[[1, 2], [3]],
         raw=RawPrompt("text", token_ids, "preface"),
+        caller_names={"max_tokens": "n_predict"},
         placement=Placement("salt", 20, 0.0, {"x-model": "small"}, length_capped=True),
     )
     turn = LoadedTurn(request, run_seqs=[4, 5], strikes=1, from_store=[False, True])
@@ -529,6 +531,15 @@ def test_a_request_comes_back_as_it_was(token_ids: Sequence[int] | None):
     assert [list(run) for run in back.progress.token_ids] == [[1, 2, 3], []]
     assert (back.progress.counts, back.progress.released) == (progress.counts, progress.released)
     assert (back.key_id, back.safety, back.terms) == ("key_1", {"a": 1}, TERMS)
+
+
+def test_a_name_in_the_store_does_not_change_with_the_source():
+    """An earlier version wrote the caller's names of parameters as `spelled`, and may read this."""
+    names = {"max_tokens": "n_predict"}
+    request = dataclasses.replace(asked(), caller_names=names)
+    packed = json.loads(pack(7, None, LoadedTurn(request), Progress(), {}).request)
+    assert packed["request"]["spelled"] == names
+    assert "caller_names" not in packed["request"]
 
 
 @pytest.mark.parametrize("request_json", [b"{}", b"not JSON", b'{"version": 99}'])
@@ -562,7 +573,7 @@ async def test_another_owner_finds_nothing(world: Generations):
 
 def test_what_stays_suspended_is_said_by_its_error():
     """A caller's own stop ends it, whatever the error."""
-    answer = ContinuedAnswer(
+    start = ContinuedStart(
         unpack(stored(asked(), LoadedTurn(asked()), Progress())),
         *[None] * 3,  # type: ignore[arg-type]
     )
@@ -571,11 +582,11 @@ def test_what_stays_suspended_is_said_by_its_error():
         cancelled: str | None = None
 
     stream: Any = Stream()
-    assert answer.should_suspend(stream, Overloaded("full", retry_after_s=1))
-    assert not answer.should_suspend(stream, BadRequest("no"))
+    assert start.should_suspend(stream, Overloaded("full", retry_after_s=1))
+    assert not start.should_suspend(stream, BadRequest("no"))
     for reason, stays in (("cancelled", False), ("disconnect", True), (SUSPENDED, True)):
         stream.cancelled = reason
-        assert answer.should_suspend(stream, BadRequest("no")) is stays
+        assert start.should_suspend(stream, BadRequest("no")) is stays
 
 
 def test_an_ordinary_request_is_packed_by_the_fast_encoder(monkeypatch: pytest.MonkeyPatch):

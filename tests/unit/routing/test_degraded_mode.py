@@ -137,16 +137,16 @@ def test_bounds_do_not_let_the_mode_swing() -> None:
 
 def test_normally_nothing_is_done(world: World) -> None:
     """And nothing is told."""
-    done = world.mode.apply(asked(4000), 100, small=SMALL)
-    assert (done.model, done.max_tokens, done.headers) == ("large-70b", 4000, {})
+    decision = world.mode.apply(asked(4000), 100, small=SMALL)
+    assert (decision.model, decision.max_tokens, decision.headers) == ("large-70b", 4000, {})
 
 
 def test_short_answers(world: World) -> None:
     """Long ones are cut to 512 tokens and say so; short ones are as they were, and say nothing."""
     world.mode.step = Step.SHORT
-    done = world.mode.apply(asked(4000), 100, small=SMALL)
-    assert (done.model, done.max_tokens) == ("large-70b", 512)
-    assert done.headers == {"x-degraded": "short-output", "x-served-model": "large-70b"}
+    decision = world.mode.apply(asked(4000), 100, small=SMALL)
+    assert (decision.model, decision.max_tokens) == ("large-70b", 512)
+    assert decision.headers == {"x-degraded": "short-output", "x-served-model": "large-70b"}
     assert world.mode.apply(asked(), 100).max_tokens == 512
     untouched = world.mode.apply(asked(100), 100, small=SMALL)
     assert (untouched.max_tokens, untouched.headers) == (100, {})
@@ -157,8 +157,8 @@ def test_answers_that_are_short_by_default_are_not_made_longer() -> None:
     mode = degrade_of(Settings(default_max_tokens=256))
     assert mode is not None
     mode.step = Step.SHORT
-    done = mode.apply(asked(), 100)
-    assert (done.max_tokens, done.headers) == (None, {})
+    decision = mode.apply(asked(), 100)
+    assert (decision.max_tokens, decision.headers) == (None, {})
     assert mode.apply(asked(4000), 100).max_tokens == 512
 
 
@@ -181,12 +181,12 @@ def test_answers_that_are_no_use_when_cut_keep_their_length(world: World, body: 
 def test_the_small_model_takes_what_it_can(world: World, step: Step) -> None:
     """With short answers too; what it cannot serve stays with the large one."""
     world.mode.step = step
-    done = world.mode.apply(asked(), 100, small=SMALL)
-    assert done.headers == {"x-degraded": "short-output, small-model", "x-served-model": "small-1b"}
+    decision = world.mode.apply(asked(), 100, small=SMALL)
+    assert decision.headers == {"x-degraded": "short-output, small-model", "x-served-model": "small-1b"}
     assert world.mode.apply(asked(), 9000, small=SMALL).model == "large-70b"
     assert world.mode.apply(asked(reasoning_effort="high"), 100, small=SMALL).model == "large-70b"
     assert world.mode.apply(asked(), 100, small=None).model == "large-70b"
-    assert world.mode.touched == {"short-output": 4, "small-model": 1, "refused": 0}
+    assert world.mode.requests_by_measure == {"short-output": 4, "small-model": 1, "refused": 0}
 
 
 def test_the_small_model_takes_no_conversation_with_images_that_it_cannot_read(world: World) -> None:
@@ -203,18 +203,18 @@ def test_who_insists_is_served_in_full_or_refused(world: World) -> None:
     """`x-no-degrade`: no shorter answer, no other model."""
     for step in Step:
         world.mode.step = step
-        done = world.mode.apply(asked(4000), 100, small=SMALL, insists=True)
-        assert (done.model, done.max_tokens, done.headers) == ("large-70b", 4000, {})
+        decision = world.mode.apply(asked(4000), 100, small=SMALL, no_degrade=True)
+        assert (decision.model, decision.max_tokens, decision.headers) == ("large-70b", 4000, {})
 
 
 def test_a_refusal_by_the_full_queue_says_so(world: World) -> None:
     """And is counted; one in the steps before was for another reason."""
     for step in (Step.NORMAL, Step.SHORT, Step.SMALL):
         world.mode.step = step
-        assert world.mode.refused() == {}
+        assert world.mode.note_refusal() == {}
     world.mode.step = Step.REFUSE
-    assert world.mode.refused() == {"x-degraded": "refused"}
-    assert world.mode.touched["refused"] == 1
+    assert world.mode.note_refusal() == {"x-degraded": "refused"}
+    assert world.mode.requests_by_measure["refused"] == 1
     assert Step.REFUSE.label == "refuse"
 
 

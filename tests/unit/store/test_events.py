@@ -72,7 +72,7 @@ def test_loads_the_row_and_its_events(c):
     seq = reserved(c, request_id="chatcmpl-1", stream=b'{"n":1}', created_at_us=NOW)
     events.append(c, seq, 1, b"first")
     stored = events.load(c, "chatcmpl-1", "local")
-    assert (stored.state, stored.outcome, stored.reconciled) == ("reserved", None, False)
+    assert (stored.state, stored.finish, stored.reconciled) == ("reserved", None, False)
     assert settle(c, Settlement(seq, USAGE, "interrupted", NOW, reconciled=True))
     assert events.load(c, "chatcmpl-1", "local") == events.StoredStream(
         request_seq=seq,
@@ -81,7 +81,7 @@ def test_loads_the_row_and_its_events(c):
         model="llama",
         created_at_us=NOW,
         state="settled",
-        outcome="interrupted",
+        finish="interrupted",
         usage=USAGE,
         reconciled=True,
         stream=b'{"n":1}',

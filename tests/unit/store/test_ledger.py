@@ -191,9 +191,9 @@ def test_days_are_utc(at_us: int, day: int):
     assert day_of(at_us) == day
 
 
-def billed(seq: int, usage: Usage = USAGE, outcome: str = "stop", **fields: object) -> Settlement:
+def billed(seq: int, usage: Usage = USAGE, finish: str = "stop", **fields: object) -> Settlement:
     """A settlement of that row."""
-    return Settlement(seq, usage, outcome, at("2026-11-20"), **fields)
+    return Settlement(seq, usage, finish, at("2026-11-20"), **fields)
 
 
 def test_request_that_was_never_reserved_is_not_settled(c: sqlite3.Connection):

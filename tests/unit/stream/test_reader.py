@@ -78,7 +78,7 @@ class HandSink:
         """See FrameSink."""
         self.writes.append(b"".join(frames))
 
-    async def drained(self) -> None:
+    async def caught_up(self) -> None:
         """See FrameSink."""
         await self._caught_up.wait()
 

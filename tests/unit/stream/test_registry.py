@@ -45,7 +45,7 @@ class Sink:
         """Fail: it is not ready."""
         raise AssertionError(frames)
 
-    async def drained(self):
+    async def caught_up(self):
         """Wait for the cut."""
         await self.aborted.wait()
 
@@ -178,7 +178,7 @@ async def test_grace_of_the_last_reader():
     """The last reader to leave starts the grace period; one that comes back in time ends it."""
     registry = Registry(resume_grace_s=0.05)
     stream = registry.create()
-    await stream.opened()
+    await stream.status_sent()
     first, second = stream.attach(), stream.attach()
     registry.streams.leave(stream, first)
     assert not registry.streams._grace
@@ -198,7 +198,7 @@ async def test_for_room_the_longest_unread_ends_first():
     registry = Registry(resume_grace_s=30)
     streams = [registry.create() for _ in range(3)]
     for stream in streams:
-        await stream.opened()
+        await stream.status_sent()
         registry.streams.leave(stream, stream.attach())
     streams[0].attach()
     told = [registry.streams.abort_unread("scripted") for _ in range(3)]
@@ -211,7 +211,7 @@ async def test_what_has_just_ended_is_not_stopped_for_room():
     """Its task may have yet to end: it makes no room, and to be named again and again would be for ever."""
     registry = Registry(resume_grace_s=30)
     stream = registry.create()
-    await stream.opened()
+    await stream.status_sent()
     registry.streams.leave(stream, stream.attach())
     stream.close()
     assert stream.request_id in registry.streams._grace
@@ -222,7 +222,7 @@ async def test_leaving_again_starts_the_grace_period_again():
     """Each absence has the whole grace period."""
     registry = Registry(resume_grace_s=30)
     stream = registry.create()
-    await stream.opened()
+    await stream.status_sent()
     registry.streams.leave(stream, stream.attach())
     first = registry.streams._grace[stream.request_id]
     registry.streams.leave(stream, stream.attach())
@@ -237,7 +237,7 @@ async def test_the_grace_is_short_without_a_sign_of_return(abandon_s: float, res
     """And never longer than with one; who has come back once has the long one from then on."""
     registry = Registry(abandon_grace_s=abandon_s, resume_grace_s=resume_s)
     stream = registry.create()
-    await stream.opened()
+    await stream.status_sent()
     assert registry.streams.grace_left_s(stream.request_id) is None
     registry.streams.leave(stream, stream.attach())
     short_s = min(abandon_s, resume_s)
@@ -256,7 +256,7 @@ async def test_leaving_a_finished_stream_starts_nothing():
     """Nobody waits for the reader of a stream that is over."""
     registry = Registry()
     stream = registry.create()
-    await stream.opened()
+    await stream.status_sent()
     reader = stream.attach()
     await registry.end(stream)
     registry.streams.leave(stream, reader)
@@ -311,7 +311,7 @@ async def test_deleted_live_stream_is_not_retained():
     """A stream deleted while it runs is cancelled, and not kept when it ends."""
     registry = Registry()
     stream = registry.create(key("k"))
-    await stream.opened()
+    await stream.status_sent()
     registry.streams.delete(stream)
     await stream.ended()
     await turns()
@@ -326,7 +326,7 @@ async def test_stalled_reader_is_cut_after_its_time(forgotten: bool):
     """A reader that waits for its client is cut after the stall timeout, also when its stream has gone."""
     registry = Registry(stall_timeout_s=60)
     stream = registry.create()
-    await stream.opened()
+    await stream.status_sent()
     sink, reader = Sink(), stream.attach()
     following = asyncio.create_task(reader.follow(sink, b""))
     await turns()
@@ -350,7 +350,7 @@ async def test_drain_waits_then_ends():
     """Draining refuses new streams, lets live ones finish in time, and ends the rest."""
     registry = Registry()
     quick, endless = registry.create(), registry.create()
-    await endless.opened()
+    await endless.status_sent()
     draining = asyncio.create_task(registry.streams.drain(0.2))
     await turns()
     with pytest.raises(Draining):
@@ -455,6 +455,6 @@ async def test_what_is_left_of_a_drain_has_its_reason():
     """To be suspended, for example."""
     registry = Registry()
     endless = registry.create()
-    await endless.opened()
+    await endless.status_sent()
     await registry.streams.drain(0, SUSPENDED)
     assert endless.cancelled == "suspended"

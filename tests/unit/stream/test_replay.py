@@ -37,7 +37,7 @@ def finish(stream: TokenStream) -> None:
     stream.append(Delta(0, "text", "", (), Counts(), "stop"))
     stream.usage = OPENAI_USAGE
     if stream.request.include_usage:
-        stream.notice("usage", OPENAI_USAGE)
+        stream.extra_chunk("usage", OPENAI_USAGE)
     stream.close()
 
 
@@ -64,7 +64,7 @@ async def died() -> StoredStream:
     """The row of a stream whose process died after its fourth event was checkpointed."""
     stream = opened(asked())
     say(stream, "Hello", " wor", "ld")
-    return kept(stream, outcome="interrupted", reconciled=True)
+    return kept(stream, finish="interrupted", reconciled=True)
 
 
 @pytest.mark.parametrize("fields", [{}, {"include_usage": True}, {"conversation_id": "c", "message_id": "m"}])
@@ -116,7 +116,7 @@ async def test_error_of_a_stream_is_kept():
         live = opened(asked())
         say(live, "Hel")
         live.fail(error)
-        stream = revived(kept(live, outcome=error.code))
+        stream = revived(kept(live, finish=error.code))
         assert frames(stream) == frames(live)
         with pytest.raises(ServingError) as raised:
             completion(stream)
@@ -187,7 +187,7 @@ async def test_interrupted_answer_in_one_piece_is_its_error():
 
 async def test_died_before_its_first_checkpoint():
     """Of a stream that was never checkpointed only its end is known."""
-    row = stored(asked(), [], outcome="interrupted", reconciled=True)
+    row = stored(asked(), [], finish="interrupted", reconciled=True)
     assert understood(frames(revived(row))).ids == [END_ID, END_ID + 1]
     assert understood(frames(revived(row, 3), 3)).errors[0]["last_event_id"] == 0
 
@@ -202,7 +202,7 @@ async def test_what_never_began_is_not_there():
 async def test_not_settled_yet_is_to_be_asked_for_again():
     """A client that is back before the start has settled what was left open is not told that it is gone."""
     with pytest.raises(StorageUnavailable) as raised:
-        revived(stored(asked(), [], state="reserved", outcome=None))
+        revived(stored(asked(), [], state="reserved", finish=None))
     assert raised.value.retry_after_s == 1
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core import Counts, Delta, ToolCall
-from app.stream.ring import Done, Failed, Finished, Notice, Opened, Ring, TextRun, TextTrack, ToolStarted
+from app.stream.ring import Done, ExtraChunk, Failed, Finished, Opened, Ring, TextRun, TextTrack, ToolStarted
 
 BIG = 10**9
 TRACKS = (
@@ -223,7 +223,7 @@ def test_whole_is_all_text_by_track(events):
     for track, piece in events:
         ring.append(delta(piece, track))
         expected[track] = expected.get(track, "") + piece
-    parts, control_events = ring.whole()
+    parts, control_events = ring.contents()
     assert {track: unescaped(part) for track, part in parts.items()} == expected
     assert not control_events
 
@@ -261,7 +261,7 @@ CONTROL_EVENTS = (
     Finished(0, "stop", 128009),
     Finished(1, "length", "\u2028END"),
     ToolStarted(0, ToolCall(1, "call_1", "weather")),
-    Notice("usage", {"prompt_tokens": 3, "x": [1.5, None, {"y": "\U0001f600"}]}),
+    ExtraChunk("usage", {"prompt_tokens": 3, "x": [1.5, None, {"y": "\U0001f600"}]}),
     Failed({"error": {"message": "no", "code": "internal_error", "param": None}}),
 )
 counts = st.builds(Counts, *[st.integers(0, 2**31 - 1)] * 4)  # of two choices at most, which are summed
@@ -288,7 +288,7 @@ def fill(ring: Ring, events) -> None:
 def same(restored: Ring, ring: Ring, cursors) -> None:
     """Every step from every cursor is the same, and the whole too."""
     assert restored.last_id == ring.last_id
-    assert restored.plain == ring.plain
+    assert restored.text_only == ring.text_only
     for cursor in cursors:
         (last_id, content), (expected_id, expected) = restored.after(cursor), ring.after(cursor)
         assert last_id == expected_id
@@ -315,8 +315,8 @@ def test_segments_restore_the_ring(events, cuts, logprobs, has_counts):
     restored = Ring.restore(dumped, BIG)
     assert restored.first_id == 1
     same(restored, ring, range(ring.last_id))
-    assert restored.whole() == ring.whole()
-    assert list(restored.whole()[0]) == list(ring.whole()[0])
+    assert restored.contents() == ring.contents()
+    assert list(restored.contents()[0]) == list(ring.contents()[0])
 
 
 @given(events=any_events, data=st.data(), both=st.booleans())

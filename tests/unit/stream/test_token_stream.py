@@ -54,7 +54,7 @@ class Client:
         """Take frames."""
         self.frames.extend(frames)
 
-    async def drained(self):
+    async def caught_up(self):
         """Wait until the client reads."""
         await self.reading.wait()
 
@@ -93,13 +93,13 @@ def follow(reader: Reader, client: Client) -> asyncio.Task[None]:
 async def test_states_in_order():
     """A stream is pending, then open, then done; readers that wait for each are told."""
     stream = make_stream()
-    opened = asyncio.create_task(stream.opened())
+    opened = asyncio.create_task(stream.status_sent())
     ended = asyncio.create_task(stream.ended())
     await turns()
-    assert (stream.pending, stream.done, opened.done(), ended.done()) == (True, False, False, False)
+    assert (stream.status_unsent, stream.done, opened.done(), ended.done()) == (True, False, False, False)
     stream.open(1)
     await turns()
-    assert (stream.pending, stream.done, opened.done(), ended.done()) == (False, False, True, False)
+    assert (stream.status_unsent, stream.done, opened.done(), ended.done()) == (False, False, True, False)
     stream.close()
     await turns()
     assert (stream.done, stream.refused, ended.done()) == (True, False, True)
@@ -109,7 +109,7 @@ async def test_states_in_order():
 async def test_refusal_reaches_everyone_and_sends_nothing():
     """An error before the stream opened is raised to all who wait; no event was ever made."""
     stream = make_stream()
-    waiting = [asyncio.create_task(stream.opened()) for _ in range(2)]
+    waiting = [asyncio.create_task(stream.status_sent()) for _ in range(2)]
     await turns()
     stream.fail(EngineFailed("no"))
     for task in waiting:

@@ -17,7 +17,7 @@ def said(*deltas: Delta) -> dict[int, ChoiceMessage]:
             ring.append(delta)
         if delta.finish_reason is not None:
             ring.append_control(Finished(delta.choice, delta.finish_reason, delta.matched_stop))
-    return build_messages(*ring.whole())
+    return build_messages(*ring.contents())
 
 
 def delta(text: str, channel: str = "text", choice: int = 0, **more) -> Delta:

@@ -13,7 +13,7 @@ from app.api.http.sse import PING
 from app.api.openai.chat_completion import ChunkWire
 from app.core import ChatRequest, Counts, Delta, ToolCall
 from app.errors import EngineFailed
-from app.stream.ring import ControlEvent, Done, Failed, Finished, Notice, Opened, Ring, ToolStarted
+from app.stream.ring import ControlEvent, Done, ExtraChunk, Failed, Finished, Opened, Ring, ToolStarted
 from tests.support.sse_client import Event, SSEParser, Transcript
 
 HOSTILE = (
@@ -121,7 +121,12 @@ def test_opening_holds_roles_and_retry():
 def test_no_other_frame_has_a_retry():
     """`retry:` comes once."""
     wire = ChunkWire(request())
-    events = [ToolStarted(0, ToolCall(0, "i", "n")), Finished(0, "stop", None), Notice("usage", {}), Done()]
+    events = [
+        ToolStarted(0, ToolCall(0, "i", "n")),
+        Finished(0, "stop", None),
+        ExtraChunk("usage", {}),
+        Done(),
+    ]
     frames = b"".join(wire.control(i, event) for i, event in enumerate(events, start=2))
     assert b"retry" not in frames
 
@@ -167,7 +172,7 @@ def test_usage_is_null_until_it_comes():
         ring.append_control(Finished(0, "stop", None))
         chunks = [event.json() for event in parse(frames_of(ring, wire))]
         assert [("usage" in chunk, chunk.get("usage")) for chunk in chunks] == [(asked, None)] * 3
-    assert one(wire.control(9, Notice("usage", {"total_tokens": 3}))) == {
+    assert one(wire.control(9, ExtraChunk("usage", {"total_tokens": 3}))) == {
         "id": "chatcmpl-1",
         "object": "chat.completion.chunk",
         "created": 1_700_000_000,

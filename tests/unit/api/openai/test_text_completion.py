@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.api.http.sse import PING, PlainSink
 from app.api.openai.text_completion import CompletionWire
 from app.core import ChatRequest, Counts, Delta
-from app.stream.ring import Done, Failed, Finished, Notice, Opened, Ring
+from app.stream.ring import Done, ExtraChunk, Failed, Finished, Opened, Ring
 from tests.support.sse_client import SSEParser
 
 HOSTILE = ('"', "\\", "\x00\x1f", "\u2028", "\r\n\r\n", "data: [DONE]\n\n", "id: 9\n", "\U0001f600")
@@ -75,8 +75,8 @@ def test_control_events_are_text_completion_chunks():
     assert (body["usage"], body["choices"]) == (None, [{"index": 0, **empty}, {"index": 1, **empty}])
     (ended,) = chunk(writer.control(2, Finished(1, "stop", "END")))["choices"]
     assert ended == {"index": 1, **empty, "finish_reason": "stop", "matched_stop": "END"}
-    notice = chunk(writer.control(3, Notice("usage", {"total_tokens": 2})))
-    assert (notice["choices"], notice["usage"]) == ([], {"total_tokens": 2})
+    usage = chunk(writer.control(3, ExtraChunk("usage", {"total_tokens": 2})))
+    assert (usage["choices"], usage["usage"]) == ([], {"total_tokens": 2})
 
 
 def test_logprobs_are_lists_by_token():
@@ -110,7 +110,7 @@ class Kept:
     def write(self, *frames: bytes) -> None:
         self.sent += frames
 
-    async def drained(self) -> None:
+    async def caught_up(self) -> None:
         """It never lags."""
 
     def abort(self) -> None:

@@ -90,7 +90,7 @@ async def test_choices_go_on_in_their_old_order() -> None:
     assert (restarted["event"], restarted["resumed_choices"]) == ("engine_restarted", 4)
     assert (
         scene.history.num_restarts,
-        scene.history.num_choices_resumed,
+        scene.history.num_choices_continued,
         scene.history.num_choices_lost,
     ) == (1, 4, 0)
     assert scene.history.reason is None

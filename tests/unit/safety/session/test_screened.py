@@ -31,7 +31,7 @@ from app.safety.verdict import NgramResult, Scores, ScreenFailed, Verdict
 from app.settings import Settings
 from app.store import safety_events
 from app.store.database import Database
-from app.stream.ring import Notice
+from app.stream.ring import ExtraChunk
 from tests.support.generations import (
     Generations,
     answer_of,
@@ -194,7 +194,7 @@ async def test_harmless_prompt_is_read_by_both_and_leaves_nothing(world: World, 
     async with running() as made:
         says(made, "fine")
         stream = await made.serve(asked("harmless"))
-        assert (text_of(stream), controls(stream, Notice)) == ("fine", [])
+        assert (text_of(stream), controls(stream, ExtraChunk)) == ("fine", [])
         assert await recorded(made) == []
     assert world.judged("encoder") == {"pass": 1}
     assert world.judged("ngrams") == {}
@@ -215,9 +215,9 @@ async def test_moderation_that_was_asked_for_comes_with_the_answer(running):
     async with running() as made:
         says(made, "fine")
         stream = await made.serve(asked("harmless", moderated=True))
-        (notice,) = controls(stream, Notice)
-        assert [len(notice.value[side]["results"]) for side in ("input", "output")] == [1, 1]
-        assert not notice.value["input"]["results"][0]["flagged"]
+        (chunk,) = controls(stream, ExtraChunk)
+        assert [len(chunk.value[side]["results"]) for side in ("input", "output")] == [1, 1]
+        assert not chunk.value["input"]["results"][0]["flagged"]
 
 
 async def test_refused_prompt_is_recorded_with_a_keyed_hash(world: World, running):
@@ -329,10 +329,10 @@ async def test_what_is_observed_is_counted_by_what_would_decide(world: World, ru
         says(made, "fine")
         stream = await made.serve(asked(f"a {BLOCKED} thing", moderated=True))
         (event,) = await recorded(made)
-        (notice,) = controls(stream, Notice)
+        (chunk,) = controls(stream, ExtraChunk)
     assert (event["action"], event["category"]) == ("watch", "S4")
     assert world.counters.observed["encoder"] == {"S1": {"block": 1}}
-    (result,) = notice.value["input"]["results"]
+    (result,) = chunk.value["input"]["results"]
     flagged = {key for key, is_flagged in result["categories"].items() if is_flagged}
     assert (result["flagged"], flagged) == (True, set(moderation.KEYS["S1"]))
 
@@ -499,9 +499,9 @@ async def test_harmful_answer_is_halted_and_recorded(world: World, running):
         stream = await made.serve(asked("harmless"))
         assert answer_of(stream).finish_reason == "content_filter"
         assert HARM not in text_of(stream)
-        (notice,) = controls(stream, Notice)
-        assert notice.value["output"]["results"][0]["flagged"]
-        assert notice.value["message"] == Notices("", {}).message("S2", "chatcmpl-1")
+        (chunk,) = controls(stream, ExtraChunk)
+        assert chunk.value["output"]["results"][0]["flagged"]
+        assert chunk.value["message"] == Notices("", {}).message("S2", "chatcmpl-1")
         (event,) = await recorded(made)
         assert (event["subject"], event["stage"], event["action"]) == ("answer", "stream", "block")
         assert event["lag_tokens"] >= 3
@@ -517,7 +517,7 @@ async def test_answer_to_a_watched_prompt_is_heard_with_that_in_mind(world: Worl
     async with running() as made:
         says(made, "fine")
         await made.serve(asked(f"a {WATCHED} thing"))
-    assert cast("WordModel", world.models.answers).priors[0] > 0.1
+    assert cast("WordModel", world.models.answers).prompt_harms[0] > 0.1
 
 
 async def test_flagged_answer_is_released_and_recorded(world: World, running):
@@ -538,8 +538,8 @@ async def test_halted_answer_has_the_scores_of_a_prompt_that_was_let_pass_withou
     async with running() as made:
         says(made, f"a {HARM} thing ", "more")
         stream = await made.serve(asked("harmless"))
-        (notice,) = controls(stream, Notice)
-        assert max(notice.value["input"]["results"][0]["category_scores"].values()) == 0.01
+        (chunk,) = controls(stream, ExtraChunk)
+        assert max(chunk.value["input"]["results"][0]["category_scores"].values()) == 0.01
 
 
 async def test_halted_answer_stands_though_its_prompt_cannot_be_scored_any_more(
@@ -556,15 +556,15 @@ async def test_halted_answer_stands_though_its_prompt_cannot_be_scored_any_more(
         says(made, f"a {HARM} thing ", "more")
         stream = await made.serve(asked("harmless"))
         assert answer_of(stream).finish_reason == "content_filter"
-        (notice,) = controls(stream, Notice)
-        assert max(notice.value["input"]["results"][0]["category_scores"].values()) == 0
+        (chunk,) = controls(stream, ExtraChunk)
+        assert max(chunk.value["input"]["results"][0]["category_scores"].values()) == 0
 
 
 @pytest.mark.parametrize("starts", [True, False])
 async def test_stream_screen_that_breaks_releases_nothing_more(world: World, running, starts: bool):
     """Whether it throws or cannot be had; the failure is counted and logged without its message."""
     world.models = Models(
-        world.models.prompts, Throwing(starts=starts), world.models.second_stage, world.models.directory
+        world.models.prompts, Throwing(starts=starts), world.models.reviewer, world.models.directory
     )
     async with running() as made:
         says(made, "a text that is long enough to be heard")
@@ -582,14 +582,14 @@ async def test_stream_screen_that_breaks_lets_pass_where_the_server_fails_open(
 ):
     """And says so to who asked for the moderation; what it let pass is not remembered as judged."""
     world.models = Models(
-        world.models.prompts, Throwing(starts=False), world.models.second_stage, world.models.directory
+        world.models.prompts, Throwing(starts=False), world.models.reviewer, world.models.directory
     )
     world.fail_open = True
     async with running() as made:
         says(made, "a text")
         stream = await made.serve(asked("harmless", moderated=moderated))
         assert (text_of(stream), stream.error) == ("a text", None)
-        outputs = [notice.value["output"]["type"] for notice in controls(stream, Notice)]
+        outputs = [chunk.value["output"]["type"] for chunk in controls(stream, ExtraChunk)]
         assert outputs == ["error"] * moderated
     assert world.counters.failures["stream"]["error"]["passed"] == 1
     judged = world.service.judged.of("local", world.service.policies.current.hash)
@@ -601,7 +601,7 @@ async def test_stream_screen_whose_failure_cannot_even_be_counted_lets_nothing_p
 ):
     """Though the server fails open."""
     world.models = Models(
-        world.models.prompts, Throwing(starts=False), world.models.second_stage, world.models.directory
+        world.models.prompts, Throwing(starts=False), world.models.reviewer, world.models.directory
     )
     world.fail_open = True
 

@@ -25,7 +25,7 @@ class Scored:
     def __init__(self, *scores: float) -> None:
         self._scores = list(scores)
 
-    def start(self, _prior: float) -> Scored:
+    def start(self, _prompt_harm: float) -> Scored:
         """See AnswerClassifier."""
         return self
 
@@ -43,10 +43,10 @@ def choice(scores: Sequence[float], rules: Policy | None = None) -> ChoiceScreen
         match=UNMATCHED,
         continued="",
         context=AnswerContext(),
-        prior=0.0,
+        prompt_harm=0.0,
         watched=False,
         scores_wanted=False,
-        held_s=lambda _seconds, _deltas: None,
+        on_held=lambda _seconds, _deltas: None,
         clock_s=lambda: 0.0,
     )
     return ChoiceScreen(setup)
@@ -99,10 +99,10 @@ def test_only_a_category_that_acts_halts(document: dict[str, Any], scores: Score
     """What is observed or flagged passes, and its scores are kept for the record."""
     one = reviewed(scores, policy(document))
     assert (one.verdict.category if one.verdict else None) == halted_by
-    assert one.review.recordable_findings() == scores
+    assert one.doubt.recordable_findings() == scores
 
 
 def test_scores_that_no_policy_could_act_on_are_not_recorded():
     """They are below the score that a tenth of ordinary answers reach."""
-    assert reviewed({"S2": 0.39}, policy()).review.recordable_findings() == {}
-    assert reviewed({"S2": 0.4}, policy()).review.recordable_findings() == {"S2": 0.4}
+    assert reviewed({"S2": 0.39}, policy()).doubt.recordable_findings() == {}
+    assert reviewed({"S2": 0.4}, policy()).doubt.recordable_findings() == {"S2": 0.4}

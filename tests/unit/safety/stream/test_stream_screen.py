@@ -53,13 +53,13 @@ def screening(
     n: int = 1,
     watched: bool = False,
     model: Any = None,
-    prior: float = 0.0,
+    prompt_harm: float = 0.0,
     rules: Policy | None = None,
     **screen: Any,
 ) -> Screening:
     """A screening by these hard-listed spans, and by a model if there is one."""
     rules = rules or policy({"hard_list": list(spans)})
-    return StreamScreen(model or Heard(), same_score, **screen).for_request(n, watched, prior, rules)
+    return StreamScreen(model or Heard(), same_score, **screen).for_request(n, watched, prompt_harm, rules)
 
 
 def text_of(released: Sequence[Delta]) -> str:
@@ -105,7 +105,7 @@ class Heard:
         self._ps = iter(ps)
         self._p = 0.0
 
-    def start(self, _prior: float) -> Heard:
+    def start(self, _prompt_harm: float) -> Heard:
         """See AnswerClassifier."""
         return self
 
@@ -204,7 +204,7 @@ def test_hold_back_is_measured():
     """Of one token at a time, from when it came until it went."""
     now, seconds = [0.0], []
     one = screening(
-        watched=True, held_s=lambda s, deltas: seconds.extend([s] * deltas), clock_s=lambda: now[0]
+        watched=True, on_held=lambda s, deltas: seconds.extend([s] * deltas), clock_s=lambda: now[0]
     )
     deltas = Deltas()
     for _ in range(90):
@@ -216,7 +216,7 @@ def test_hold_back_is_measured():
 def test_deltas_that_are_not_held_are_counted_together():
     """One call for all of them, at the latest with the last delta: none for each token."""
     calls = []
-    one = screening(held_s=lambda s, deltas: calls.append((s, deltas)))
+    one = screening(on_held=lambda s, deltas: calls.append((s, deltas)))
     deltas = Deltas()
     for _ in range(90):
         assert len(fed(one, deltas("x "))) == 1
@@ -391,7 +391,7 @@ def test_an_answer_that_breaks_off_is_drained():
     """Where the engine fails, what was held is as harmless as what was released."""
     one, deltas = screening(SPAN, model=Heard(0.45, 0.45, 0.0)), Deltas()
     assert feed(one, *said("all is well, canary", deltas)) == []
-    assert text_of(one.drain()) == "all is well, "
+    assert text_of(one.take_releasable()) == "all is well, "
     assert one.held_tokens == 0
 
 
@@ -433,8 +433,8 @@ def test_a_watched_stream_leaks_nothing():
 def test_the_prompts_harm_is_the_models_prior():
     """For every choice."""
     model = WordModel()
-    screening(n=2, model=model, prior=0.5)
-    assert model.priors == [0.5] * 2
+    screening(n=2, model=model, prompt_harm=0.5)
+    assert model.prompt_harms == [0.5] * 2
 
 
 def test_verdicts_say_how_each_choice_stands():
@@ -476,7 +476,7 @@ def test_what_is_unread_of_an_answer_that_broke_off_is_read_before_it_goes_out()
     scores = [*[0.49] * 20, *[0.0] * 5, 0.99, 0.99]
     one, deltas = screening(model=Heard(*scores)), Deltas()
     out = feed(one, *(deltas("x ") for _ in scores))
-    assert text_of([*out, *one.drain()]) == "x " * 25
+    assert text_of([*out, *one.take_releasable()]) == "x " * 25
 
 
 # Ends that the caller chose

@@ -13,12 +13,12 @@ from app.safety.verdict import ScreenFailed, Verdict
 
 
 class Choice:
-    """A choice that holds all that it reads and throws at one place; its queue and its review are itself."""
+    """A choice that holds all that it reads and throws at one place; its queue and its doubt are itself."""
 
     def __init__(self, throws: str) -> None:
         self._throws = throws
         self._deltas: list[Delta] = []
-        self.held = self.review = self
+        self.held = self.doubt = self
 
     def read(self, delta: Delta) -> StreamState:
         """See ChoiceScreen."""
@@ -41,7 +41,7 @@ class Choice:
         return self.drop()
 
     def verdict(self) -> Verdict:
-        """See AnswerReview."""
+        """See ChoiceDoubt."""
         self._pass("verdict")
         return Verdict(None, None, 0.0, 1.0, "stream", "policy")
 
@@ -69,7 +69,7 @@ def test_what_is_held_is_released_to_no_one():
     for text in ("bad", "good"):
         with pytest.raises(ScreenFailed):
             screen.feed(word(text, 2))
-    assert (broken, screen.broken, screen.drain(), screen.verdicts()) == (["read"], True, (), [])
+    assert (broken, screen.broken, screen.take_releasable(), screen.verdicts()) == (["read"], True, (), [])
 
 
 def test_a_server_that_fails_open_releases_all_of_it_in_order():
@@ -86,7 +86,7 @@ def test_an_answer_that_broke_off_ends_there_where_its_screen_throws():
     broken: list[str] = []
     screen = screening("break_off", broken)
     screen.feed(word("good", 1))
-    assert screen.drain() == ()
+    assert screen.take_releasable() == ()
     assert broken == ["break_off"]
 
 

@@ -1,9 +1,10 @@
-"""The second-stage classifier of answers: an encoder in a thread of its own, for the answers in review.
+"""The encoder of answers, the second stage: in a thread of its own, for the answers in review.
 
 It is not the guard, a language model with an engine of its own (app.safety.guard.tier).
 
 One thread is enough, because few answers are reviewed. Owners alternate. Fails closed: any
-failure raises ScreenFailed. An answer that waited too long raises ScreenBusy.
+failure raises ScreenFailed. An answer that waited too long raises ScreenBusy, which refuses it even with
+`fail_open` (app.safety.stream.stream_screen). The thresholds are in app.safety.thresholds.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from app.safety.thresholds import ENCODER_TIMEOUT_S, ENCODER_WAIT_S
 from app.safety.verdict import Scores, ScreenBusy, ScreenFailed, checked
 
 
-class SecondStageClassifier(Protocol):
+class ReviewClassifier(Protocol):
     """The classifier (app.safety.classifiers.classifier), called in a thread."""
 
-    def answer(self, text: str, prior: float, running_score: float, opening: str) -> Scores:
+    def answer(self, text: str, prompt_harm: float, running_score: float, opening: str) -> Scores:
         """The scores of the end of an answer; the arguments are those of ReviewRequest."""
         ...
 
 
-class SecondStage:
+class AnswerEncoder:
     """Reviews answers. Construct once; `close()` ends its thread."""
 
     def __init__(
         self,
-        classifier: SecondStageClassifier,
+        classifier: ReviewClassifier,
         counters: SafetyCounters,
         *,
         timeout_s: float = ENCODER_TIMEOUT_S,
