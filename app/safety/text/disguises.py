@@ -97,7 +97,7 @@ _APART = re.compile(rf"{_LETTER}(?P<gap>{_GAP}{{1,3}}){_LETTER}(?:(?:(?P=gap)|{_
 """Three letters or more in a row, not Latin ones, that stand by themselves with the same between them."""
 _GAPS = re.compile(rf"{_GAP}+")
 _LINKS = "_/|+=,*.~-"
-_LINKED = re.compile(rf"(?<![^\s\d{_LINKS}])[^\s\d{_LINKS}]++(?:[{_LINKS}][^\s\d{_LINKS}]++){{3,}}")
+_LINKED = re.compile(rf"(?<![^\s\d{_LINKS}])[^\s\d{_LINKS}]++(?:[{_LINKS}]{{1,3}}+[^\s\d{_LINKS}]++){{3,}}")
 """Four words or more that signs join."""
 _SHORTEST_LINKED = 7
 _LINKED_SHARE = 3
@@ -117,7 +117,7 @@ def revealed(text: str) -> str | None:
         if any(char > _LAST_LATIN and char.isalpha() for char in kinds):
             read = _APART.sub(_without_gaps, read)
     read = _parted(read)
-    return None if read is text else " ".join(read.lower().split())
+    return None if read == text else " ".join(read.lower().split())
 
 
 def respelled(shown: str) -> str | None:
@@ -176,7 +176,9 @@ def _without_invisible(text: str, kinds: AbstractSet[str]) -> str:
 
 
 def _without_gaps(run: re.Match[str]) -> str:
-    """Letters that stand apart as words, where wider gaps are between words."""
+    """Letters that stand apart as words, wider gaps being between words; two and no more stay as they are."""
+    if sum(gap == run["gap"] for gap in _GAPS.findall(run[0])) < 2:
+        return run[0]
     return _GAPS.sub(lambda gap: "" if gap[0] == run["gap"] else " ", run[0])
 
 

@@ -60,7 +60,8 @@ def views(text: str, limit: int = MAX_VIEWS) -> list[str]:
         views.append(codecs.encode(base, "rot13"))
     if _RIGHT_TO_LEFT in text or looks_reversed(base, words):
         views.append(base[::-1])
-    return [plain, *(view for view in dict.fromkeys(views) if view)][:limit]
+    others = [view for view in dict.fromkeys(views) if view and (view != plain or view is clearer)]
+    return [plain, *others][:limit]
 
 
 def bounded(text: str) -> str:
