@@ -40,6 +40,13 @@ ENCODED_TEXTS = 128
 """Texts before the newest turns that the encoder reads: those that the n-grams find worst."""
 ENCODED_SLICES = 8
 """Slices between the ends of a text that the encoder reads: those that the n-grams find worst."""
+DOUBTED_SENTENCE = 0.6
+"""The harm of a sentence by the n-grams from which on the encoder reads a prompt that they pass as a whole: a
+quarter of ordinary English prompts, and each of 145 harmful requests behind an article."""
+FAST_SENTENCES = 16
+"""Sentences that the n-grams read on the loop, some 60 us each; of a longer text they are never sure."""
+COUNTED_SENTENCES = 16
+"""The more sentences, the more strictly each is judged, up to so many: more would hide one among them."""
 
 # Answers, in tokens unless said otherwise.
 

@@ -6,6 +6,10 @@ strictly, so that a long document is no likelier to be refused than a short one.
 ends and the slices that the n-grams find worst; the n-grams read all. Of what stands before the newest
 turn it reads the texts that the n-grams are in doubt of.
 
+A harmful sentence among harmless ones hardly shows in the score of a text. So the sentence that the n-grams
+find worst is read by itself, too, and where they do not know the language the first and the last; the more
+sentences there are, the more strictly. Of a text of over FAST_CHARS characters those of its ends count.
+
 Fails closed: any failure raises ScreenFailed, unless the server is set to fail open. A prompt that
 waited too long for its slots raises ScreenBusy in any case.
 """
@@ -22,14 +26,18 @@ from app.concurrency.owner_threads import OwnerThreads, WaitedTooLong, Work
 from app.safety import moderation
 from app.safety.counters import Failure, SafetyCounters
 from app.safety.policies.policy import Policy
-from app.safety.prompt.text_scores import MERGED, PromptClassifier, TextScores
-from app.safety.text.turns import SLICE_CHARS, Message, Read, Turns, slices, turns_of
+from app.safety.prompt.remembered import Remembered
+from app.safety.prompt.text_scores import MERGED, REMEMBERED, PromptClassifier, TextScores
+from app.safety.text.turns import SLICE_CHARS, Message, Read, Turns, sentences, slices, turns_of
 from app.safety.thresholds import (
+    COUNTED_SENTENCES,
+    DOUBTED_SENTENCE,
     ENCODED_SLICES,
     ENCODED_TEXTS,
     ENCODER_CHARS_PER_S,
     ENCODER_TIMEOUT_S,
     ENCODER_WAIT_S,
+    FAST_SENTENCES,
 )
 from app.safety.verdict import (
     NgramResult,
@@ -59,12 +67,11 @@ MAX_REMEMBERED_TURNS = 512
 Conversation = Turns | Sequence[Message]
 
 
-class _SlicedScores(NamedTuple):
-    """The scores of a text: of its ends, and of so many slices between."""
+class _TextReadings(NamedTuple):
+    """The scores of a text: of its ends; and of each set of its parts the highest, and how many they are."""
 
     ends: Scores
-    between: Scores
-    num_between: int
+    parts: Sequence[tuple[Scores, int]] = ()
 
 
 class PromptScreen:
@@ -94,6 +101,7 @@ class PromptScreen:
         self._fail_open = fail_open
         self._thread = OwnerThreads("prompt-screen", threads, hangs_after_s=timeout_s)
         self._texts = TextScores(classifier, self._thread)
+        self._passing = Remembered[bool](REMEMBERED)
 
     def ngram_verdict(self, conversation: Conversation, policy: Policy, strikes: int = 0) -> Verdict:
         """The verdict of the n-grams, on the loop. It needs stronger evidence to block than `full_verdict`.
@@ -119,16 +127,23 @@ class PromptScreen:
                 return clear
             scores, doubted = self._look(turns, looked)
             least_doubt = max(harm(scores), harm(doubted)) < self._sure_below
-            sure = not strikes and least_doubt and _is_read_whole(turns) and self._knows(turns, looked)
+            sure = not strikes and least_doubt and _is_read_whole(turns) and self._is_sure(turns, looked)
             return policy.judge([Reading("ngrams", scores)]), sure
         except Exception as exc:  # noqa: BLE001  # any error: nothing passes unscreened
             return self._failed("ngrams", "error", policy, exc), False
 
     async def full_verdict(
-        self, conversation: Conversation, policy: Policy, strikes: int = 0, *, owner: str = ""
+        self,
+        conversation: Conversation,
+        policy: Policy,
+        strikes: int = 0,
+        *,
+        owner: str = "",
+        thorough: bool = False,
     ) -> Verdict:
         """The verdict of n-grams and encoder, in the thread; of every character.
 
+        `thorough`, the encoder reads also what the n-grams are sure of, and there is a doubt elsewhere.
         Owners alternate, slice by slice; of an owner's prompts short ones go before long ones.
         Raises ScreenFailed.
         """
@@ -138,7 +153,7 @@ class PromptScreen:
             num_chars = sum(len(read.text) for read in (*turns.newest, *turns.earlier))
             work_s = self._timeout_s + num_chars / ENCODER_CHARS_PER_S
             work = Work(owner, num_chars, work_s=work_s, wait_s=self._wait_s)
-            skip_below = 0.0 if strikes else self._sure_below
+            skip_below = 0.0 if strikes or thorough else self._sure_below
             verdict = await self._read(work, turns, policy, skip_below=skip_below)
         except TimeoutError as exc:
             return self._failed("encoder", "timeout", policy, exc)
@@ -177,7 +192,7 @@ class PromptScreen:
     ) -> Verdict:
         """The verdict on a request, with the scores of `full_verdict` in any case. Raises ScreenFailed."""
         first, sure = self.prescreen(conversation, policy, strikes)
-        second = await self.full_verdict(conversation, policy, strikes, owner=owner)
+        second = await self.full_verdict(conversation, policy, strikes, owner=owner, thorough=True)
         return replace(first if sure else stricter(first, second), scores=second.scores)
 
     async def moderate(self, text: str, policy: Policy, *, owner: str = "") -> moderation.Result:
@@ -210,12 +225,27 @@ class PromptScreen:
         verdict = policy.clear_prompt(highest_harm, "ngrams")
         if verdict is None or policy.clear_prompt(highest_harm, "encoder") is None:
             return None  # whose scores say whether the model is to be strict
-        return verdict, highest_harm < self._sure_below and self._knows(turns, looked)
+        return verdict, highest_harm < self._sure_below and self._is_sure(turns, looked)
 
-    def _knows(self, turns: Turns, looked: dict[str, NgramResult]) -> bool:
-        """True if the n-grams know the language: of others, and of noise, they are sure of nothing."""
+    def _is_sure(self, turns: Turns, looked: dict[str, NgramResult]) -> bool:
+        """True if the n-grams know the language, and doubt no sentence of a text that they pass."""
         texts = [read.text for read in (*turns.newest, *turns.earlier)]
-        return all(text.isascii() and self._texts.glance(text, looked).is_language for text in texts)
+        return all(self._knows(text, looked) and self._passes_sentences(text) for text in texts)
+
+    def _knows(self, text: str, looked: dict[str, NgramResult]) -> bool:
+        """True if the n-grams know the language: of others, and of noise, they are sure of nothing."""
+        return text.isascii() and self._texts.glance(text, looked).is_language
+
+    def _passes_sentences(self, text: str) -> bool:
+        key = self._passing.key(text)
+        remembered = self._passing.get(key)
+        if remembered is not None:
+            return remembered
+        of_text = _sentences(text)
+        passes = len(of_text) <= FAST_SENTENCES and all(
+            self._texts.glance(sentence, {}).harm < DOUBTED_SENTENCE for sentence in of_text
+        )
+        return self._passing.put(key, passes)
 
     def _look(self, turns: Turns, looked: Mapping[str, NgramResult]) -> tuple[Scores, Scores]:
         """The scores by weight, and those of the texts that are to be watched, as they are."""
@@ -238,25 +268,25 @@ class PromptScreen:
     async def _read(self, work: Work, turns: Turns, policy: Policy, *, skip_below: float) -> Verdict:
         at_ends: Scores = {}
         doubted: Scores = {}
-        between: list[Reading] = []
+        parts: list[Reading] = []
         watched: list[Reading] = []
         passed_over = await self._passed_over(work, turns.earlier, skip_below)
         for number, read in enumerate((*turns.newest, *turns.earlier), start=-len(turns.newest)):
-            text = passed_over.get(number) or await self._read_one(work, read)
+            text = passed_over.get(number) or await self._read_one(
+                work, read, skip_below if number < 0 else 0.0
+            )
             at_ends = highest(at_ends, _faded(text.ends, read.weight))
-            if text.num_between:
-                between.append(Reading("encoder", _faded(text.between, read.weight), text.num_between))
+            parts += (Reading("encoder", _faded(scores, read.weight), count) for scores, count in text.parts)
             if read.watch:
                 doubted = highest(doubted, text.ends)
-                if text.num_between:
-                    watched.append(Reading("encoder", text.between, text.num_between, watch_only=True))
+                watched += (Reading("encoder", *scored, watch_only=True) for scored in text.parts)
         if doubted:
             watched.insert(0, Reading("encoder", doubted, watch_only=True))
-        return policy.judge([Reading("encoder", at_ends), *between, *watched])
+        return policy.judge([Reading("encoder", at_ends), *parts, *watched])
 
     async def _passed_over(
         self, work: Work, earlier: Sequence[Read], skip_below: float
-    ) -> dict[int, _SlicedScores]:
+    ) -> dict[int, _TextReadings]:
         """The texts before the newest turns, by number, that the encoder has not to read, and their scores.
 
         These are the texts that pass by the n-grams alone, and those beyond the worst ENCODED_TEXTS.
@@ -267,24 +297,28 @@ class PromptScreen:
         scores = iter(
             await self._texts.all_by_ngrams(work, [chunk for of_text in chunks for chunk in of_text])
         )
-        fast: dict[int, _SlicedScores] = {}
+        fast: dict[int, _TextReadings] = {}
         for number, of_text in enumerate(chunks):
             if number % MERGED == 0:
                 await asyncio.sleep(0)
-            fast[number] = _SlicedScores(highest(*islice(scores, len(of_text))), {}, 0)
+            fast[number] = _TextReadings(highest(*islice(scores, len(of_text))))
         worst = sorted(fast, key=lambda number: -harm(fast[number].ends))[:ENCODED_TEXTS]
         for number in worst:
-            sure = harm(fast[number].ends) < skip_below and earlier[number].text.isascii()
-            if not (sure and await self._texts.is_language(work, chunks[number])):
+            text = earlier[number].text
+            sure = harm(fast[number].ends) < skip_below and text.isascii()
+            if not (sure and await self._texts.passes(work, chunks[number], _sentences(text))):
                 del fast[number]
         return fast
 
-    async def _read_one(self, work: Work, read: Read) -> _SlicedScores:
+    async def _read_one(self, work: Work, read: Read, skip_below: float) -> _TextReadings:
         chunks = slices(read.text)
         between = chunks[1:-1]
         at_ends: Scores = {}
         for chunk in (chunks[0], chunks[-1])[: len(chunks)]:
-            at_ends = highest(at_ends, await self._texts.by_encoder(work, chunk))
+            if skip_below and self._knows(chunk, {}) and self._texts.glance(chunk, {}).harm < skip_below:
+                at_ends = highest(at_ends, self._texts.by_ngrams(chunk, {}))
+            else:
+                at_ends = highest(at_ends, await self._texts.by_encoder(work, chunk))
         fast = await self._texts.all_by_ngrams(work, between)
         worst = sorted(range(len(between)), key=lambda i: -harm(fast[i]))[:ENCODED_SLICES]
         for i in worst:
@@ -293,7 +327,22 @@ class PromptScreen:
         for start in range(0, len(fast), MERGED):
             merged = highest(merged, *fast[start : start + MERGED])
             await asyncio.sleep(0)
-        return _SlicedScores(at_ends, merged, len(between))
+        parts = ((merged, len(between)), await self._read_sentences(work, read.text))
+        return _TextReadings(at_ends, [(scores, count) for scores, count in parts if count])
+
+    async def _read_sentences(self, work: Work, text: str) -> tuple[Scores, int]:
+        """The highest scores of single sentences, and how many there are; none of a text that is one."""
+        of_text = _sentences(text)
+        if not of_text:
+            return {}, 0
+        fast = await self._texts.all_by_ngrams(work, of_text)
+        chosen = {max(range(len(of_text)), key=lambda i: harm(fast[i]))}
+        if not (text.isascii() and await self._texts.passes(work, list(ends(text)), ())):
+            chosen |= {0, len(of_text) - 1}  # the n-grams know little of other languages
+        scores: Scores = {}
+        for i in chosen:
+            scores = highest(scores, await self._texts.by_encoder(work, of_text[i]))
+        return scores, min(len(of_text), COUNTED_SENTENCES)
 
     def _failed(self, stage: Stage, why: Failure, policy: Policy, exc: Exception) -> Verdict:
         busy = isinstance(exc, WaitedTooLong)  # no failure: a flood must not be a way past the screen
@@ -316,6 +365,12 @@ def ends(text: str) -> Iterator[str]:
     else:
         yield text[:SLICE_CHARS]
         yield text[-SLICE_CHARS:]
+
+
+def _sentences(text: str) -> list[str]:
+    """The sentences of what `ends` has of a text; none of a text that is one."""
+    of_text = [sentence for chunk in ends(text) for sentence in sentences(chunk)]
+    return of_text if len(of_text) > 1 else []
 
 
 def _turns(conversation: Conversation) -> Turns:

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from app.concurrency.owner_threads import OwnerThreads, Work
 from app.safety.prompt.remembered import Remembered
+from app.safety.thresholds import DOUBTED_SENTENCE
 from app.safety.verdict import NgramResult, Scores, checked
 
 NGRAM_BATCH = 16
@@ -99,12 +100,14 @@ class TextScores:
             return remembered
         return self._encoder.put(key, checked(await self._thread.run(work, self._classifier.full, text)))
 
-    async def is_language(self, work: Work, texts: Sequence[str]) -> bool:
-        """True if the n-grams know the language of all texts; in the thread."""
-        return await self._thread.run(work, self._all_known, texts)
+    async def passes(self, work: Work, texts: Sequence[str], sentences: Sequence[str]) -> bool:
+        """True if the n-grams know the language of all texts and doubt no sentence; in the thread."""
+        return await self._thread.run(work, self._all_pass, texts, sentences)
 
     def _score_all(self, texts: Sequence[str]) -> list[Scores]:
         return [self._classifier.fast(text).scores() for text in texts]
 
-    def _all_known(self, texts: Sequence[str]) -> bool:
-        return all(self.glance(text, {}).is_language for text in texts)
+    def _all_pass(self, texts: Sequence[str], sentences: Sequence[str]) -> bool:
+        return all(self.glance(text, {}).is_language for text in texts) and all(
+            self.glance(sentence, {}).harm < DOUBTED_SENTENCE for sentence in sentences
+        )

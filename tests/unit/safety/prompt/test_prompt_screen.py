@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -18,8 +18,8 @@ from app.safety.prompt.prompt_screen import (
     PromptScreen,
 )
 from app.safety.text.turns import SLICE_CHARS, read_request
-from app.safety.thresholds import ENCODED_SLICES, ENCODED_TEXTS, ENCODER_CHARS_PER_S
-from app.safety.verdict import NgramResult, ScreenBusy, ScreenFailed
+from app.safety.thresholds import ENCODED_SLICES, ENCODED_TEXTS, ENCODER_CHARS_PER_S, FAST_SENTENCES
+from app.safety.verdict import NgramResult, Scores, ScreenBusy, ScreenFailed
 from tests.support.policies import WordClassifier, policy
 from tests.support.sse_client import until
 
@@ -32,6 +32,13 @@ POLICY = policy()
 def say(*texts: str) -> list[dict[str, str]]:
     """A conversation of users' turns."""
     return [{"role": "user", "content": text} for text in texts]
+
+
+class Diluting(WordClassifier):
+    """In a text of several sentences it finds nothing."""
+
+    def _scores(self, words: Mapping[str, Scores], text: str) -> Scores:
+        return super()._scores({} if text.count(".") > 1 else words, text)
 
 
 @pytest.fixture
@@ -160,6 +167,37 @@ async def test_a_request_split_over_turns_is_found_joined(screen):
     assert (await prompts.full_verdict(say("hello", "make", "a", "thing"), POLICY)).action == "block"
 
 
+@pytest.mark.parametrize("of", ["{harm} {calm}", "{calm} {harm}", "{calm} {harm} {calm}"])
+async def test_a_harmful_sentence_is_found_among_harmless_ones(screen, of: str):
+    """The encoder reads it by itself; the n-grams that are sure of the whole text, and not of it, let it."""
+    calm = "It takes place in the leaves of plants, and needs light. Farmers study it to raise yields."
+    harmful = "Tell me how to make a bad thing at home."
+    text = of.format(harm=harmful, calm=calm)
+    classifier = Diluting(fast={harmful: {"S2": 0.7}}, full={harmful: {"S2": 0.999}})
+    prompts = screen(classifier, sure_below=0.2)
+    first, sure = prompts.prescreen(say(text), POLICY)
+    assert (first.action, sure) == (None, False)
+    assert (await prompts.full_verdict(say(text), POLICY)).action == "block"
+    assert classifier.read_full == [harmful], "what the n-grams are sure of is not read"
+
+
+async def test_the_ends_of_a_text_in_another_language_are_read_by_themselves(screen):
+    """Of it the n-grams cannot tell the worst sentence."""
+    prompts = screen(Diluting(full={"Böses": {"S2": 0.999}}), sure_below=0.2)
+    calm = "Die Pflanzen wachsen im Licht. " * 3
+    for text in (f"Du tust Böses. {calm}", f"{calm}Du tust Böses."):
+        assert (await prompts.full_verdict(say(text), POLICY)).action == "block"
+
+
+async def test_many_sentences_are_not_read_on_the_loop(screen):
+    """Sixteen at most; a longer text is left to the thread."""
+    classifier = WordClassifier(fast={})
+    prompts = screen(classifier, sure_below=0.2)
+    for count, sure in ((FAST_SENTENCES, True), (FAST_SENTENCES + 1, False)):
+        text = " ".join(f"Sentence number {n} says nothing." for n in range(count))
+        assert prompts.prescreen(say(text), POLICY)[1] is sure
+
+
 async def test_a_long_answer_is_watched_where_a_users_turn_would_be_refused(screen):
     """The encoder decides, however sure it is; a doubt that would watch a user's turn does nothing."""
     long = "word " * 100
@@ -176,9 +214,9 @@ async def test_the_encoder_reads_what_the_ngrams_doubt_before_the_newest_turns(s
     prompts = screen(classifier, sure_below=0.2)
     said = [{"role": "system", "content": "calm"}, {"role": "tool", "content": "odd"}, *say("hello")]
     await prompts.full_verdict(said, POLICY)
-    assert classifier.read_full == ["hello", "odd"]
+    assert classifier.read_full == ["odd"]
     await prompts.full_verdict(said, POLICY, strikes=1)
-    assert classifier.read_full == ["hello", "odd", "calm"]
+    assert classifier.read_full == ["odd", "hello", "calm"]
 
 
 async def test_of_very_many_texts_the_encoder_reads_the_worst(screen):
@@ -189,8 +227,8 @@ async def test_of_very_many_texts_the_encoder_reads_the_worst(screen):
         [*said, {"role": "system", "content": "bad, odd"}, *say("hi")], POLICY
     )
     assert verdict.blocked
-    assert len(classifier.read_full) == ENCODED_TEXTS + 1
-    assert len(classifier.read_fast) == len(said) + 2  # the last, and the system messages as one text
+    assert len(classifier.read_full) == ENCODED_TEXTS + 2  # the newest turn, and a sentence
+    assert {message["content"] for message in said} < set(classifier.read_fast)
 
 
 async def test_an_earlier_turn_fades(screen):
@@ -273,7 +311,7 @@ async def test_the_encoder_reads_the_worst_slices(screen):
     """The ends, and ENCODED_SLICES of those between: those that the n-grams find worst."""
     classifier = WordClassifier(fast={"0013": {"S1": 0.4}, "0027": {"S1": 0.3}})
     await screen(classifier).full_verdict(say(long_text("good", 5)), POLICY)
-    assert len(classifier.read_full) == 2 + ENCODED_SLICES
+    assert len(classifier.read_full) == 2 + ENCODED_SLICES + 1  # and a sentence
     assert any("0013" in text for text in classifier.read_full)
     assert any("0027" in text for text in classifier.read_full)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.safety.prompt.remembered import Judged, JudgedTexts
 from app.safety.text.strings import request_text
@@ -15,11 +17,13 @@ from app.safety.text.turns import (
     MAX_AGE,
     MAX_UNJUDGED_TAIL,
     OVERLAP_CHARS,
+    SENTENCE_CHARS,
     SHORT_CHARS,
     SLICE_CHARS,
     Read,
     conversation_of,
     read_request,
+    sentences,
     slices,
     text_of,
     turns_of,
@@ -360,3 +364,31 @@ def test_slices_leave_nothing_out(length, unit):
     assert all(len(piece) <= SLICE_CHARS for piece in pieces)
     for before, after in pairwise(pieces):
         assert before[-OVERLAP_CHARS:] == after[:OVERLAP_CHARS]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", []),
+        ("One line", ["One line"]),
+        ("It is late, he said. Go home now! Why so?", ["It is late, he said.", "Go home now! Why so?"]),
+        ("Who did it?\nNobody knows\n\n- the end of it", ["Who did it?", "Nobody knows", "- the end of it"]),
+        ("\u6211\u60f3\u53bb\u3002\u4f60\u5462\uff1f", ["\u6211\u60f3\u53bb\u3002 \u4f60\u5462\uff1f"]),
+        (
+            "\u6211\u60f3\u53bb\u3002\u4f60\u4e5f\u53bb\u5417",
+            ["\u6211\u60f3\u53bb\u3002", "\u4f60\u4e5f\u53bb\u5417"],
+        ),
+    ],
+)
+def test_a_text_is_parted_into_sentences(text: str, found: list[str]) -> None:
+    """At marks and at line ends; one of hardly a word goes with the one before it."""
+    assert sentences(text) == found
+
+
+@given(st.text(alphabet='ab \u4e2d.,!?\n"', max_size=900))
+def test_sentences_leave_nothing_out_and_are_short(text: str) -> None:
+    """Each letter of a text is in one of them, in order."""
+    found = sentences(text)
+    letters = [char for char in text if char.isalnum()]
+    assert [char for sentence in found for char in sentence if char.isalnum()] == letters
+    assert all(len(sentence) <= SENTENCE_CHARS for sentence in found)
