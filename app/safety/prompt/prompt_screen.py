@@ -143,7 +143,7 @@ class PromptScreen:
     ) -> Verdict:
         """The verdict of n-grams and encoder, in the thread; of every character.
 
-        `thorough`, the encoder reads also what the n-grams are sure of, and there is a doubt elsewhere.
+        With `thorough` the encoder also reads the newest texts that the n-grams are sure of.
         Owners alternate, slice by slice; of an owner's prompts short ones go before long ones.
         Raises ScreenFailed.
         """

@@ -221,18 +221,18 @@ def sentences(text: str) -> list[str]:
     A classifier's score is that of a whole text: behind one harmless paragraph it finds 6 of 150 harmful
     requests, and read by themselves 140.
     """
-    found: list[str] = []
+    parted: list[str] = []
     for line in _SENTENCE_END.split(text):
         rest = line.strip()
         while len(rest) > SENTENCE_CHARS:
             end = _clause_end(rest)
-            found.append(rest[:end])
+            parted.append(rest[:end])
             rest = rest[end:].strip()
-        if found and _is_short(rest) and len(found[-1]) + len(rest) < SENTENCE_CHARS:
-            found[-1] = f"{found[-1]} {rest}".rstrip()
+        if parted and _is_short(rest) and len(parted[-1]) + len(rest) < SENTENCE_CHARS:
+            parted[-1] = f"{parted[-1]} {rest}".rstrip()
         elif rest:
-            found.append(rest)
-    return found
+            parted.append(rest)
+    return parted
 
 
 def _is_short(line: str) -> bool:
