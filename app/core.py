@@ -51,6 +51,11 @@ class Usage(NamedTuple):
         """Tokens of the prompt, and of the answer as far as it was released."""
         return self.prompt_tokens + self.completion_tokens - self.withheld_tokens
 
+    @property
+    def all_withheld(self) -> bool:
+        """True if there is an answer, and nothing of it was released."""
+        return 0 < self.completion_tokens == self.withheld_tokens
+
 
 def total_counts(counts: Mapping[int, Counts]) -> Counts:
     """The counts of all choices together; the prompt, which they share, is that of the lowest."""

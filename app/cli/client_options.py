@@ -93,7 +93,8 @@ class Server:
             is_address = False
         if not is_address:
             raise SettingsError(f"--url: expected an address as {DEFAULT_URL}, got {args.url!r}")
-        return cls(url.rstrip("/"), _key(args.api_key_file))
+        url = url.rstrip("/").removesuffix("/v1")  # as OpenAI's clients have it
+        return cls(url, _key(args.api_key_file))
 
     def call(self, method: str, path: str, body: Any = None, *, timeout_s: float = TIMEOUT_S) -> Any:
         """The JSON object of an answer. Raises Unreachable, Unreadable, Refused."""

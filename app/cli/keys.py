@@ -170,10 +170,14 @@ def _rotate(args: argparse.Namespace, data_dir: Path) -> int:
 
 def _tell(args: argparse.Namespace, issued: keys.NewKey, at_us: int, notes: Sequence[str]) -> int:
     """Print the key on standard output, for scripts, and remarks about it on standard error."""
+    try:
+        print(json.dumps(issued_as_json(issued, at_us)) if args.json else issued.text, flush=True)
+    except OSError:
+        lost = f"nobody has the secret of key {issued.key.id}: rotate the key for another, or revoke it"
+        print(f"tokenring: {lost}", file=sys.stderr)
+        raise
     if args.json:
-        print(json.dumps(issued_as_json(issued, at_us)))
         return EXIT_OK
-    print(issued.text, flush=True)
     lines = [f"Key {issued.key.id}, {issued.key.terms.name!r}. It is not shown again.", *notes]
     print("\n".join(lines), file=sys.stderr)
     return EXIT_OK

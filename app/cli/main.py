@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import errno
 import os
 import sys
 from collections.abc import Collection, Sequence
@@ -24,6 +25,7 @@ from app.store.opening import StoreRefused
 EXIT_PIPE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,15 +85,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = _run(args)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has left, as `head` does; the interpreter flushes again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has left, as `head` does
+        _discard_output()
         return EXIT_PIPE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except (SettingsError, StoreRefused, ServingError, Refused, Unreachable, Unreadable) as error:
         print(f"tokenring: {error}", file=sys.stderr)
         return EXIT_CONFIG if args.command in ("serve", "node") else EXIT_USAGE
+    except OSError as error:
+        if error.errno not in _FULL or args.command in ("serve", "node"):
+            raise
+        _discard_output()
+        print(f"tokenring: output cannot be written: {error.strerror}", file=sys.stderr)
+        return EXIT_USAGE
     return status
+
+
+def _discard_output() -> None:
+    """Have what is left of the output lead to nowhere: the interpreter flushes it again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(args: argparse.Namespace) -> int:

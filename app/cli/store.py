@@ -52,7 +52,7 @@ def add_commands(commands: Commands[argparse.ArgumentParser], common: argparse.A
     flag(check, "--rebuild", "compare as --verify does, and correct the sums that differ", bool)
     copy = "copy the store to a new file; the server may run meanwhile"
     file = command(commands, "backup", copy, _backup, common)
-    flag(file, "file", "path of the copy; it must not exist yet", Path, "FILE")
+    flag(file, "file", "path of the copy; it must not exist yet", _new_file, "FILE")
     top = commands.add_parser("conversations", help="export or purge conversations")
     verbs = top.add_subparsers(dest="verb", required=True)
     export_ = command(verbs, "export", "write conversations as JSON or Markdown", _export, common)
@@ -101,6 +101,12 @@ def _days(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 6):
         raise argparse.ArgumentTypeError(f"expected a number of days, got {text!r}")
     return int(text)
+
+
+def _new_file(text: str) -> Path:
+    if text == "-":
+        raise argparse.ArgumentTypeError("name a file: a store cannot be copied to standard output")
+    return Path(text)
 
 
 def _usage(args: argparse.Namespace, data_dir: Path) -> int:
@@ -183,12 +189,21 @@ def _write_files(documents: Iterable[tuple[str, Iterable[bytes]]], args: argpars
         try:
             if args.id == ALL:
                 args.out.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.writelines(chunks)
+            _write_whole(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), path, chunks)
         except OSError as exc:
             raise StoreRefused(f"{path} cannot be written: {exc.strerror}.") from exc
         files.append(path)
     return files
+
+
+def _write_whole(descriptor: int, path: Path, chunks: Iterable[bytes]) -> None:
+    """Write and close a new file; what cannot be written whole is removed. Raises OSError."""
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(chunks)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _purge(args: argparse.Namespace, data_dir: Path) -> int:

@@ -6,7 +6,9 @@ import contextlib
 import os
 import re
 import socket
+import sqlite3
 import sys
+import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -32,10 +34,11 @@ from app.engine_factory import check_models, models_of, names_of
 from app.metering.pricing import ANY_MODEL, PriceTable
 from app.safety.policies.policy_file import read
 from app.settings import SettingsError
-from app.store.backup import transaction
+from app.store.backup import connected, transaction
+from app.store.database import FILE_NAME
 from app.store.key_table import now_us
 from app.store.keys import all_keys
-from app.store.opening import StoreRefused, holder
+from app.store.opening import StoreRefused, check_sound, holder
 
 PYTHONS = ((3, 11), (3, 12))
 ESSENTIAL = frozenset({"sglang", "torch", "sglang-kernel", "flashinfer-python"})
@@ -44,6 +47,8 @@ PIN = re.compile(r"([\w.-]+)(?:\[[\w,-]+\])?==([\w.]+)")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 MIN_FREE_BYTES = GIB
 """The store's log and a batch of conversations fit; below it a full disk is near."""
+MAX_READING_S = 2.0
+"""Seconds for which damage is sought in the store."""
 MAX_REMARKS = 5
 """Remarks about keys that one finding has."""
 REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "fuse.sshfs", "fuse.s3fs"})
@@ -176,10 +181,27 @@ def data_folder(subject: Subject) -> Finding:
         return failure(f"{folder} is on {kind}, which SQLite cannot lock", "put --data-dir on a local disk")
     server = holder(folder)
     if server is None or server.pid == os.getpid():
+        if reason := _refusal(folder):
+            return failure(reason, 'see "When the server refuses to start" in docs/storage.md')
         return ok(f"{folder}, {'not in use' if server is None else 'used by this server'}")
     by = _named(server.pid) if server.pid else "a process that cannot be seen from here"
     status = failure if subject.starting else warning
     return status(f"{folder} is used by {by}", "a second server needs another --data-dir, or stop that one")
+
+
+def _refusal(folder: Path) -> str:
+    """The reason for which `serve` would not open the store, or empty; damage is sought for a while."""
+    if not (folder / FILE_NAME).exists():
+        return ""
+    try:
+        with connected(folder, older=True) as connection:
+            ends_s = time.monotonic() + MAX_READING_S
+            connection.set_progress_handler(lambda: time.monotonic() > ends_s, 10_000)
+            with contextlib.suppress(sqlite3.OperationalError):
+                check_sound(connection, folder / FILE_NAME)
+    except StoreRefused as exc:
+        return str(exc)
+    return ""
 
 
 def prices(subject: Subject) -> Finding:

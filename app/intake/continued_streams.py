@@ -54,7 +54,8 @@ class ContinuedStreams:
                 await runtime.suspensions.settle([request_id])
             else:
                 chat = suspended.turn.request
-                stream = TokenStream.continued(chat, make_wire(chat), ring, suspended.progress.released)
+                released, unseen = suspended.progress.released, stored.usage.all_withheld
+                stream = TokenStream.continued(chat, make_wire(chat), ring, released, unseen=unseen)
                 stream.check_sent(after)  # for a reader that is refused, the answer must not be continued
                 if not continues:
                     return stream

@@ -137,7 +137,8 @@ class Intake:
             lease.charge(chat)
             # A whole answer needs its beginning too, and no reader frees its ring.
             limit_bytes = None if streaming else self._nonstream_bytes
-            stream = runtime.streams.create(chat, endpoint.make_wire(chat), limit_bytes=limit_bytes)
+            wire = endpoint.make_wire(chat)
+            stream = runtime.streams.create(chat, wire, limit_bytes=limit_bytes, unseen=not streaming)
         serving = runtime.pipeline.serve(chat, stream, key=key, lease=lease, allowance=allowance)
         runtime.streams.run(stream, serving)
         return stream
@@ -232,6 +233,7 @@ class Intake:
         Until then a client that leaves, and cannot return, stops the request, unless others wait for it too.
         """
         reader = stream.attach(after)
+        stream.note_seen()
         if not resumable:
             client.on_gone(lambda: self._runtime.streams.leave(stream, reader, grace_s=0.0))
         try:

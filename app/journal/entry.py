@@ -138,7 +138,8 @@ class JournalEntry:
         if self.request_seq is None or (segment := self.stream.dump(self.saved_id)) is None:
             return None
         self.checkpointed = True
-        return Checkpoint(self.request_seq, self.usage(), *segment)
+        usage = self.usage(unreleased=self.stream.unreleased)
+        return Checkpoint(self.request_seq, usage, *segment)
 
     def saved(self, last_id: int) -> None:
         """Note that the store has the events up to `last_id`."""
@@ -212,19 +213,21 @@ class JournalEntry:
             return "interrupted"
         return "failed" if cancelled is None else "cancelled"
 
-    def usage(self) -> Usage:
+    def usage(self, *, unreleased: bool = False) -> Usage:
         """The counts so far, over all choices; the prompt counts once.
 
-        Held text counts as withheld until it is released. Reasoning tokens count only once released.
+        Held text counts as withheld until it is released. Reasoning tokens count only once released. With
+        `unreleased` (see TokenStream) the whole answer is withheld.
         """
         first = first_of(self._counts)
         completion_tokens = sum(c.completion_tokens for c in self._counts.values())
-        released_tokens = sum(c.completion_tokens for c in self._released.values())
+        released = () if unreleased else self._released.values()
+        released_tokens = sum(c.completion_tokens for c in released)
         return Usage(
             prompt_tokens=first.prompt_tokens,
             completion_tokens=completion_tokens,
             cached_tokens=first.cached_tokens,
-            reasoning_tokens=sum(c.reasoning_tokens for c in self._released.values()),
+            reasoning_tokens=sum(c.reasoning_tokens for c in released),
             withheld_tokens=max(completion_tokens - released_tokens, 0),
         )
 

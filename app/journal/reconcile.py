@@ -52,6 +52,8 @@ def settle_open(
         for answer_id, choice in conversations.answers_of(connection, left.seq)
     ]
     conversations.finish_answers(connection, finished, at_us, left.usage.reported_tokens)
+    if left.usage.all_withheld:  # it is not billed, so nobody is to get it later either
+        events.forget_segments(connection, left.seq)
     if erased:
         events.erase(connection, left.seq)  # what was checkpointed after it was deleted, too
 

@@ -27,7 +27,8 @@ def settlement_of(entry: JournalEntry) -> SettleUnit:
     stream, request_seq = entry.stream, entry.request_seq
     assert request_seq is not None
     at_us = time.time_ns() // 1000
-    settlement = Settlement(request_seq, entry.usage(), entry.finish, at_us, terms=entry.terms)
+    usage = entry.usage(unreleased=stream.unreleased and stream.error is not None)
+    settlement = Settlement(request_seq, usage, entry.finish, at_us, terms=entry.terms)
     status = entry.status()
     # [DONE] is stored now and sent once this is committed.
     segment, is_whole = entry.unsaved(done=not stream.done)

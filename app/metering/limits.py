@@ -96,8 +96,8 @@ class Lease:
     def release(self, counts: Mapping[int, Counts]) -> None:
         """Charge what was used, by choice, and release the rest; a second call does nothing."""
 
-    def withdraw(self) -> None:
-        """End the lease of a request that never began: it counts in no limit, not even as a request."""
+    def withdraw(self, counts: Mapping[int, Counts] | None = None) -> None:
+        """End the lease of a request that is refused with 503: as `release`, and it counts as no request."""
 
 
 UNLIMITED = Lease()
@@ -272,7 +272,7 @@ class KeyLease(Lease):
         if usage.running.get(self._request_id) is self:  # a continued answer may have taken its place
             del usage.running[self._request_id]
         completion_tokens = sum(self._new_tokens(i, made.completion_tokens) for i, made in counts.items())
-        if self._n:
+        if self._n and counts:  # else the engine never had it, and its time says nothing of an answer's
             usage.learn(self._limiter.clock_s() - self.began_s, completion_tokens / self._n)
         if self._limit is None:
             return
@@ -285,11 +285,10 @@ class KeyLease(Lease):
         else:
             self._give_back(-beyond)
 
-    def withdraw(self) -> None:
-        """Settle a request that never began: it counts as none."""
+    def withdraw(self, counts: Mapping[int, Counts] | None = None) -> None:
         if not self._released and self._request is not None:
             self._usage.requests.give_back(self._request, 1)
-        self.release({})
+        self.release(counts or {})
 
 
 class Limiter:

@@ -77,8 +77,9 @@ class Finalizer:
         except Suspended:
             self._suspend(stream, session, Draining(_STOPPING, retry_after_s=5))
         except ServingError as error:
-            if self._entry is None and isinstance(error, Unavailable):
-                self._lease.withdraw()  # refused for lack of room: not a request of its key's limit
+            is_status = self._entry is None or stream.status_unsent or stream.unseen
+            if is_status and isinstance(error, Unavailable):
+                self._lease.withdraw(trace.counts)  # a 503 is no request of its key's limit
             trace.failed(error.code)
             self._fail(stream, session, error)
         except asyncio.CancelledError:
@@ -110,6 +111,8 @@ class Finalizer:
             self._suspend(stream, session, error)
         elif self._entry is None:
             self._entry = self._start.fail(stream, error, self._trace.counts)
+            if stream.error is None:
+                self._trace.failed("abort")  # a suspended answer was cancelled: no error
         else:
             stream.fail(error)
 

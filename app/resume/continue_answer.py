@@ -4,7 +4,7 @@
 | load          | its conversation, and a verdict on its prompt | the turn and the verdict of then         |
 | engine_prompt | the prompt as it is                           | the prompt, and the ids generated then   |
 | reserve       | a row in the ledger                           | its row, which is suspended no more      |
-| fail          | its error ends the stream                     | it ends as interrupted, and is settled   |
+| fail          | its error ends the stream                     | it ends as interrupted, or as cancelled  |
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from app.core import ChatRequest, Counts, Key, Prompt
-from app.errors import Cancelled, Interrupted, RateLimited, ServingError, Unavailable
-from app.journal.entry import JournalEntry, Progress
+from app.core import ChatRequest, Counts, Delta, Key, Prompt
+from app.errors import Interrupted, RateLimited, ServingError, Unavailable
+from app.journal.entry import JournalEntry, Outcome, Progress
 from app.journal.history import History, LoadedTurn
 from app.journal.journal import Journal
 from app.resume.snapshot import SuspendedRequest
 from app.resume.suspensions import Suspensions
 from app.safety.session.session import SafetySession
 from app.store.usage import usage_body
-from app.stream.token_stream import ABANDONED, SUSPENDED, TokenStream
+from app.stream.token_stream import ABANDONED, SHUTDOWN, STORAGE, SUSPENDED, TokenStream
 
 ByChoice = Mapping[int, Counts]
 
@@ -110,10 +110,20 @@ class ContinuedStart(AnswerStart):
 
     def fail(self, stream: TokenStream, error: ServingError, counts: ByChoice) -> JournalEntry | None:
         entry = self._suspensions.continue_(self._suspended, Prompt((), 0, None), stream, counts)
-        if stream.cancelled is not None:
-            stream.fail(Cancelled("The request was cancelled while it waited."))
+        if stream.cancelled not in (None, SHUTDOWN, STORAGE):
+            _stop(stream, entry)
         else:
-            details = {"last_event_id": stream.last_id, "usage": usage_body(entry.usage())}
+            usage = entry.usage(unreleased=stream.unreleased)
+            details = {"last_event_id": stream.last_id, "usage": usage_body(usage)}
             message = f"The server was restarted, and the answer could not be continued: {error.message}"
             stream.fail(Interrupted(message, details))
         return entry
+
+
+def _stop(stream: TokenStream, entry: JournalEntry) -> None:
+    """End a cancelled answer as one that is cancelled while the engine generates it."""
+    for choice in sorted(set(range(stream.request.n)) - stream.finish_reasons().keys()):
+        stream.append(Delta(choice, "text", "", (), entry.released_counts(choice), "abort"))
+    entry.end(Outcome.CANCELLED)
+    stream.conclude(entry.usage(), None)
+    stream.close()

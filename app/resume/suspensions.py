@@ -252,7 +252,7 @@ def _suspension_of(entry: JournalEntry, request_seq: int, safety: Mapping[str, A
     Raises TypeError, OverflowError for what cannot be stored; the unit raises Conflict where it has ended.
     """
     suspension = pack(request_seq, entry.key_id, entry.turn, entry.progress(), safety)
-    usage, (segment, is_whole) = entry.usage(), entry.unsaved()
+    usage, (segment, is_whole) = entry.usage(unreleased=entry.stream.unreleased), entry.unsaved()
 
     def suspend(connection: sqlite3.Connection) -> None:
         if not suspensions.add(connection, suspension):

@@ -17,7 +17,7 @@ from typing import Any
 
 from app.errors import BadRequest
 from app.store.conversations import find
-from app.store.words import folded, tag
+from app.store.words import folded, is_letter, tag
 
 WIPED = 0
 """The value of `deleted_at_us` once the text is gone; only app.store.purge still reads the row."""
@@ -30,8 +30,10 @@ _SEARCHED_CHARS = 100_000
 """A word that stands later in a message is in no excerpt."""
 _MIN_BEGINNING = 4
 """Letters. FTS5 reads all that a beginning matches before its first row, for `th` most of the index."""
+_PHRASE_WORDS = 16
+"""FTS5 reads all words of a phrase in each row that has them; a longer phrase is sought in pieces."""
 _RUN_ON = re.compile("[\u0e00-\u1dff\u2e80-\U0010ffff]")
-"""Letters of scripts that write without spaces, or say much with one letter: Thai to CJK."""
+"""Letters of scripts that say much with one letter: Thai to CJK."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,11 @@ def page(
 def _excerpt(text: str, words: str) -> str:
     """Some words of a message around the first that was searched for, or its beginning."""
     plain = text.casefold()
-    places = (plain.find(word) for phrase in words.split() for word in (phrase.casefold(), *folded(phrase)))
-    start = min((place for place in places if place >= 0), default=0) - _BEFORE_CHARS
+    phrases = words.casefold().split()
+    places = [place for phrase in phrases if (place := plain.find(phrase)) >= 0]
+    if not places:
+        places = [place for word in folded(words) if (place := plain.find(word)) >= 0]
+    start = min(places, default=0) - _BEFORE_CHARS
     start = max(0, min(start, len(text) - _EXCERPT_CHARS))  # casefolding may have made the text longer
     end = start + _EXCERPT_CHARS
     return f"{'…' * (start > 0)}{' '.join(text[start:end].split())}{'…' * (end < len(text))}"
@@ -110,11 +115,14 @@ def match_all(words: str, owner: str) -> str:
     phrases: dict[str, None] = {}
     last: list[str] = []
     for word in words.split():
-        if last := folded(word):
-            phrases.setdefault('"' + " ".join(mark + prefix for prefix in last) + '"')
+        last = folded(word)
+        for start in range(0, len(last), _PHRASE_WORDS):
+            piece = last[start : start + _PHRASE_WORDS]
+            phrases.setdefault('"' + " ".join(mark + prefix for prefix in piece) + '"')
     if not phrases:
         return ""
     as_beginning = sum(map(len, last)) >= _MIN_BEGINNING or any(map(_RUN_ON.search, last))
+    as_beginning &= bool(last) and not is_letter(last[-1])  # which begins no longer word
     return " ".join(phrases) + ("*" if as_beginning else "")
 
 

@@ -14,8 +14,8 @@ from app.store.words import owner_words
 
 LIMIT = 256
 """Rows that one unit indexes; a unit holds the writer, and streams wait for it."""
-LIMIT_CHARS = 1 << 20
-"""Text that one unit indexes, for the same reason; one row may be more."""
+LIMIT_CHARS = 3 << 20
+"""Of tagged words that one unit indexes, for the same reason; one row may be more. It is 1 MiB of English."""
 MAX_UNITS = 64
 """Units that a search waits for; the rest, after an upgrade or a flood, is found later."""
 
@@ -33,8 +33,9 @@ def index(connection: sqlite3.Connection) -> bool:
     """Index what is due, at most LIMIT rows and some LIMIT_CHARS; returns whether nothing was left out."""
     due, chars = [], 0
     for rowid, owner, text in connection.execute(_DUE, (LIMIT,)):
-        due.append((rowid, owner_words(owner, text)))
-        chars += len(text)
+        words = owner_words(owner, text)
+        due.append((rowid, words))
+        chars += len(words)
         if chars >= LIMIT_CHARS:
             break
     connection.executemany("INSERT INTO search (rowid, text) VALUES (?, ?)", due)

@@ -135,7 +135,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
     Raises StoreRefused, sqlite3.Error.
     """
     busy_timeout(connection, BUSY_TIMEOUT_S)
-    _check_sound(connection, path)
+    check_sound(connection, path)
     check_version(applied(connection), path)
     (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
     if mode != "wal":
@@ -161,7 +161,8 @@ def keep_temporary_files_in(connection: sqlite3.Connection, directory: Path) -> 
     connection.execute(f"PRAGMA temp_store_directory='{quoted}'")
 
 
-def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
+def check_sound(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise StoreRefused for a damaged file, all of which is read for that; else sqlite3.Error."""
     problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
         raise StoreRefused(f"{path} {_DAMAGED.format(' '.join(problem.split()))}")

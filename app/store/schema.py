@@ -316,6 +316,20 @@ DROP TABLE usage_daily_by_owner;
 """
 
 
+def _index_anew(connection: sqlite3.Connection) -> None:
+    """Empty the index, whose words were other ones, and have all rows indexed again, while serving.
+
+    Freed pages are not overwritten here, which would write as much as the index has; VACUUM does it.
+    """
+    connection.execute("PRAGMA secure_delete=OFF")
+    connection.execute("INSERT INTO search (search) VALUES ('delete-all')")
+    connection.execute("PRAGMA secure_delete=ON")
+    connection.execute(
+        "INSERT OR IGNORE INTO unindexed SELECT (conversation_seq << 32) + seq FROM messages"
+        " UNION ALL SELECT seq << 32 FROM conversations"
+    )
+
+
 class Migration(NamedTuple):
     """One step of the schema: statements, or a function that does more."""
 
@@ -335,6 +349,7 @@ MIGRATIONS: Sequence[Migration] = (
     ),
     # True for a message of an import, which no screen has read yet.
     Migration("015_imports", "ALTER TABLE messages ADD COLUMN imported INTEGER NOT NULL DEFAULT 0;"),
+    Migration("016_letter_words", _index_anew),
 )
 
 

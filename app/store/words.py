@@ -4,7 +4,10 @@ Owners share one index. Were a word the same term for all, the time of a search 
 another owner has it. With the tag, no two owners share a term, and a search reads its owner's alone.
 
     "Ann's café"  ──▶  tag·ann tag·s tag·cafe        tag: 10 hexadecimal digits
+    "京都へ"       ──▶  tag·京 tag·都 tag·へ
 
+In scripts that write without spaces, and in Korean with its endings, each letter is a word, so that any
+part of a sentence is found, as a phrase.
 FTS5's `ascii` tokenizer tokenizes such a text at its spaces and changes nothing, so that folding is
 this module's alone. SQL has it as the function `owner_words(owner, text)` (`register`).
 """
@@ -26,9 +29,23 @@ _MAX_WORD_CHARS = 64
 _SECTION_CHARS = 1 << 16
 """Folded in one go, some milliseconds; other threads run between two."""
 _SPACE = re.compile(r"\s")
-_NO_WORD = re.compile(r"[\W_]+")
-_MARKS = re.compile("[\u0300-\u036f]+")
-"""Accents, separate from their letters as in NFKD."""
+_MARKS = re.compile(
+    "[\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670"
+    "\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u08d3-\u08e1\u08e3-\u08ff]+"
+)
+"""Accents, separate from their letters as in NFKD; Hebrew and Arabic vowels, and Arabic's long joint."""
+_SIGNS = "".join(
+    chr(code)
+    for code in (*range(0x700, 0x1DC0), *range(0xA800, 0xAC00))
+    if unicodedata.category(chr(code)).startswith("M")
+)
+"""Vowel signs and the like of other scripts, as Hindi's: parts of a word, which `\\w` leaves out."""
+_NO_WORD = re.compile(rf"(?:[^\w{_SIGNS}]|_)+")
+_LETTER_WORDS = re.compile(
+    "([\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u1950-\u1aaf\u1b00-\u1b7f\u2e80-\ua4cf\ua960-\ua9ff"
+    "\uaa60-\uaadf\uabc0-\ud7ff\uf900-\ufaff\U0001b000-\U0001b16f\U00020000-\U0003ffff])"
+)
+"""Letters that are words: Thai, Lao, Burmese, Khmer, Javanese, Chinese, Japanese, Korean and others."""
 _ASCII = {code: " " for code in range(128) if not chr(code).isalnum()}
 
 
@@ -40,7 +57,13 @@ def register(connection: sqlite3.Connection) -> None:
 def owner_words(owner: str, text: str) -> str:
     """The words of a text as they are indexed for an owner, separated by spaces."""
     mark = tag(owner)
-    return " ".join(mark + word for section in _sections(text) for word in folded(section))
+    words = [word for section in _sections(text) for word in folded(section)]
+    return mark + f" {mark}".join(words) if words else ""
+
+
+def is_letter(word: str) -> bool:
+    """Whether a folded word is a letter that is indexed by itself."""
+    return _LETTER_WORDS.match(word) is not None
 
 
 def tag(owner: str) -> str:
@@ -51,12 +74,13 @@ def tag(owner: str) -> str:
 
 
 def folded(text: str) -> list[str]:
-    """Runs of letters and digits, without case and accents, as two spellings of one letter are the same."""
+    """The words, without case and accents, as two spellings of one letter are the same."""
     if text.isascii():
         words = text.lower().translate(_ASCII).split()
     else:
         plain = unicodedata.normalize("NFKD", text).casefold()
-        words = _NO_WORD.sub(" ", unicodedata.normalize("NFC", _MARKS.sub("", plain))).split()
+        plain = _NO_WORD.sub(" ", unicodedata.normalize("NFC", _MARKS.sub("", plain)))
+        words = " ".join(_LETTER_WORDS.split(plain)).split()
     if max(map(len, words), default=0) > _MAX_WORD_CHARS:
         words = [word[:_MAX_WORD_CHARS] for word in words]
     return words

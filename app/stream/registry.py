@@ -95,7 +95,9 @@ class StreamRegistry:
 
     # The life of a stream
 
-    def create(self, request: ChatRequest, wire: Wire, *, limit_bytes: int | None = None) -> TokenStream:
+    def create(
+        self, request: ChatRequest, wire: Wire, *, limit_bytes: int | None = None, unseen: bool = False
+    ) -> TokenStream:
         """A new, pending stream, whose ring holds `limit_bytes`. Raises Draining, Unavailable."""
         settings, full = self._settings, ""
         if self._draining:
@@ -108,7 +110,7 @@ class StreamRegistry:
             raise Unavailable(full, code="too_many_streams", retry_after_s=2)
         limit_bytes = limit_bytes or settings.stream_bytes
         ring = Ring(limit_bytes, logprobs=request.logprobs, counts=request.continuous_usage)
-        stream = TokenStream(request, wire, ring)
+        stream = TokenStream(request, wire, ring, unseen=unseen)
         self._add(stream)
         return stream
 
@@ -336,7 +338,8 @@ class StreamRegistry:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._waiting_ended.wait(), timeout_s)
         for stream in list(self._live.values()):
-            stream.cancel(reason)
+            is_lost = stream.unreleased and not stream.resumable  # its client has no way to ask for it again
+            stream.cancel(SHUTDOWN if is_lost else reason)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
         for task in self._tasks:

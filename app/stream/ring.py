@@ -165,6 +165,10 @@ class Ring:
             size += 96 * len(self._counts)
         return size
 
+    def emptied(self) -> Ring:
+        """A ring like this one without its events."""
+        return Ring(self._limit_bytes, logprobs=self._logprobs is not None, counts=self._counts is not None)
+
     def continue_from(self, counts: Mapping[int, Counts]) -> None:
         """Set the counts of each choice at the last event."""
         self._counts_of.update(counts)

@@ -96,10 +96,12 @@ class Outbox:
 class TokenStream:
     """One generation's released events, from the first to `[DONE]`."""
 
-    def __init__(self, request: ChatRequest, wire: Wire, ring: Ring) -> None:
+    def __init__(self, request: ChatRequest, wire: Wire, ring: Ring, *, unseen: bool = False) -> None:
         self.request = request
         self.resumable = request.resumable
         """True if a client that leaves may return: its request says so, or it has returned before."""
+        self.unseen = unseen
+        """True while nobody is sent events of it: its client waits for the whole answer."""
         self.readers: set[Reader] = set()
         self.cancelled: str | None = None
         self.error: ServingError | None = None
@@ -140,13 +142,19 @@ class TokenStream:
 
     @classmethod
     def continued(
-        cls, request: ChatRequest, wire: Wire, ring: Ring, counts: Mapping[int, Counts]
+        cls,
+        request: ChatRequest,
+        wire: Wire,
+        ring: Ring,
+        counts: Mapping[int, Counts],
+        *,
+        unseen: bool = False,
     ) -> TokenStream:
         """A live stream that was opened in another process, with its events in `ring`.
 
         `counts` are those of each choice at the last of them.
         """
-        stream = cls(request, wire, ring)
+        stream = cls(request, wire, ring, unseen=unseen)
         ring.continue_from(counts)
         stream._opened.set_result(None)
         return stream
@@ -226,6 +234,9 @@ class TokenStream:
             self._opened.exception()  # retrieved: no task may await it
             self._finish()
             return
+        if self.unreleased:  # it is not billed, so nobody is to get it later either
+            self._ring = self._ring.emptied()
+            self._newest = (0, TextTrack(0, "text"), b"")
         self._ring.append_control(Failed(error.as_body()))
         self.close()
 
@@ -270,6 +281,11 @@ class TokenStream:
     def refused(self) -> bool:
         """True if the stream ended before it was opened."""
         return self._opened.done() and self._opened.exception() is not None
+
+    @property
+    def unreleased(self) -> bool:
+        """True if its text has reached nobody, no conversation either."""
+        return self.unseen and self.request.conversation_id is None
 
     @property
     def suspending(self) -> bool:
@@ -331,6 +347,10 @@ class TokenStream:
     def expect_return(self) -> None:
         """Note that a client has returned to it, and so may do it again."""
         self.resumable = True
+
+    def note_seen(self) -> None:
+        """Note that a client is sent events of it. What failed unseen stays so: it has no text."""
+        self.unseen = self.unseen and self.done
 
     def attach(self, after: int = 0) -> Reader:
         """A reader of the events after id `after`.

@@ -124,10 +124,11 @@ async def test_what_cannot_be_classified_is_refused(served: Served, case: str) -
 
 
 async def test_with_safety_off_nothing_is_said(serve: Serve) -> None:
-    """No result is made up where nothing looks at the text."""
+    """No result is made up where nothing looks at the text, and clients do not try again."""
     server = await serve(safety="off")
     answer = await server.call("POST", PATHS[0], {"input": "bomb"})
     assert (answer.status, answer.error()["code"]) == (503, "safety_unavailable")
+    assert answer.headers["x-should-retry"] == "false"
 
 
 async def test_a_screen_that_breaks_is_an_error_not_a_result(serve: Serve, tmp_path: Path) -> None:

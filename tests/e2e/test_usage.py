@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from app.store.ledger import Price
 from app.store.usage import differences
 from tests.support.ledgers import at, settled
 from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import open_stream, until
 
 PRICES = ({"model": "scripted", "input": "0.5", "cached_input": "0.05", "output": "1.5"},)
 USAGE = Usage(1000, 2000, 400, 300, 100)
@@ -176,3 +178,30 @@ async def test_models_show_the_price_in_force(served: Served):
     """The model list says what 1,000 tokens cost now."""
     [model] = (await served.call("GET", "/api/models")).json()["data"]
     assert model["price_usd_per_1k"] == {"input": "0.5", "cached_input": "0.05", "output": "1.5"}
+
+
+async def test_a_failed_answer_that_reached_nobody_costs_its_prompt_alone(serve: Serve):
+    """The same key generates a new one, and by its id there is the error alone. Who read its events pays."""
+    served = await serve(Script(tokens=20, rate=100, fault="fail", fault_after=10), prices=PRICES)
+    path, body = "/v1/chat/completions", chat("hello", stream=False)
+
+    async def output() -> tuple[int, int, int]:
+        await served.settled()
+        usage = (await served.call("GET", "/api/usage")).json()
+        return usage["requests"], usage["output_tokens"], usage["withheld_tokens"]
+
+    failed = [await served.call("POST", path, body, idempotency_key="k") for _ in range(2)]
+    assert [answer.status for answer in failed] == [500, 500]
+    assert await output() == (2, 20, 20)
+    for answer in failed:
+        events = await served.call(
+            "GET", f"{path}/{answer.headers['x-request-id']}", accept="text/event-stream"
+        )
+        assert (events.body.count(b"data: "), b"engine_failed" in events.body) == (2, True)
+
+    waiting = asyncio.create_task(served.call("POST", path, body))
+    (stream,) = await until(served.live)
+    async with await open_stream(served.port, stream_id=stream.request_id) as reader:
+        assert (await reader.to_end()).content()
+    assert (await waiting).status == 500
+    assert await output() == (3, 30, 20)

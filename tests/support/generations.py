@@ -160,8 +160,9 @@ class NotedLease(Lease):
         """See Lease."""
         self.settled.append(dict(counts))
 
-    def withdraw(self) -> None:
+    def withdraw(self, counts: Mapping[int, Counts] | None = None) -> None:
         """See Lease."""
+        del counts
         self.withdrawn = True
 
 
@@ -502,8 +503,9 @@ def busy_writer(database: Database) -> Iterator[None]:
 
 
 async def running(world: Generations, **options: Any) -> tuple[Any, asyncio.Task[None]]:
-    """A stream that has released a word, and its generation."""
+    """A stream that has released a word, and its generation. `unseen`: its client waits for all of it."""
     stream = world.stream(options.pop("request", asked()))
+    stream.unseen = options.pop("unseen", False)
     serving = world.begin(stream, **options)
     world.engine.say("word")
     await until(lambda: text_of(stream))

@@ -65,7 +65,10 @@ class ModerationRoutes:
         body = await self._bodies.read(request, caller.owner, MAX_BYTES)
         texts = await body.parse_as(parse_moderation)
         if self._safety is None:
-            raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
+            raise SafetyUnavailable(
+                "This server runs with safety off: nothing is classified. Its operator can set `safety`.",
+                should_retry=False,
+            )
         lease.charge_tokens(texts_estimate(texts, self._limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
         policy = self._safety.policies.current.at_level(level).enforced

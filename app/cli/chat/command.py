@@ -65,6 +65,8 @@ def _run(args: argparse.Namespace) -> int:
             "There is no question. Give one as an argument or on standard input; a dialogue needs a terminal,"
             " and neither --json nor --no-store."
         )
+    if question is not None and not question.strip() and not args.image:
+        raise BadRequest("The question is empty; write one between the quotation marks.")
     conversation_id = args.conversation
     if args.is_continued and (conversation_id := conversation.newest_id(server)) is None:
         raise BadRequest("There is no conversation to continue yet.")

@@ -66,9 +66,10 @@ def refusal(status: int, error: object, **headers: str) -> tuple[dict[str, str],
 
 
 def test_the_address_is_this_machine_unless_named():
-    """`--url` may leave the scheme and have a slash at its end."""
+    """`--url` may leave the scheme, have a slash at its end, and be the address of OpenAI's clients."""
     assert server_of().url == "http://127.0.0.1:8000"
     assert server_of("--url", "node:9000/").url == "http://node:9000"
+    assert server_of("--url", "https://node/chat/v1/").url == "https://node/chat"
 
 
 @pytest.mark.parametrize("url", ["ftp://node", "http://", "http://node:port"])

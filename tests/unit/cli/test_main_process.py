@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from app import __main__ as entry
 from app.cli import main as command_line
+from app.store.backup import make_missing, transaction
+from app.store.keys import all_keys
+from tests.support.commands import without_store
 from tests.support.servers import ROOT
 
 
@@ -38,6 +42,19 @@ def test_closed_standard_streams_are_as_good_as_none(closed: str):
     ended = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["usage --verify", "keys create --name x --json"])
+def test_output_that_cannot_be_written_is_an_error_of_its_own(command: str, tmp_path: Path):
+    """Not status 1, which says something of the ledger; a key that nobody has is named."""
+    make_missing(tmp_path)
+    line = f"exec {sys.executable} -m app {command} --data-dir {tmp_path} >/dev/full"
+    ended = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)
+    *lines, last = without_store(ended.stderr).splitlines()
+    assert (ended.returncode, last) == (2, "tokenring: output cannot be written: No space left on device")
+    with transaction(tmp_path) as connection:
+        made = [key.id for key in all_keys(connection)]
+    assert [line.split(":")[1] for line in lines] == [f" nobody has the secret of key {id_}" for id_ in made]
 
 
 def test_ctrl_c_while_modules_are_imported_is_no_error(monkeypatch: pytest.MonkeyPatch):

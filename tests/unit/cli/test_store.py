@@ -231,6 +231,15 @@ class Busy:
         self.remaining.append(remaining)
 
 
+def test_a_backup_to_standard_output_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Other programs read `-` so; here it would be a file of that name, which `./-` still is."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit_:
+        run("backup", "-")
+    assert (exit_.value.code, (tmp_path / "-").exists()) == (EXIT_USAGE, False)
+    assert run("backup", "./-")[0] == 0
+
+
 def test_a_backup_beside_a_busy_server_is_one_moment(data_dir: Path, tmp_path: Path):
     """What is written while pages are copied is not in the copy, and does not make it begin anew."""
     with beside.transaction(data_dir) as source, writing(data_dir) as server:

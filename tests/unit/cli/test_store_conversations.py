@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from sqlite3 import connect
 
 import pytest
 
+from app.cli import store
 from app.cli.main import EXIT_USAGE, main
 from app.store.conversation_list import delete
 from app.store.database import FILE_NAME
@@ -100,6 +102,24 @@ def test_files_are_new_and_private(run: Run, tmp_path: Path):
     assert (status, "File exists" in printed) == (EXIT_USAGE, True)
     assert run("export", "--id", "conv_1", "--out", str(out / "one.json"))[0] == 0
     assert json.loads((out / "one.json").read_bytes())["id"] == "conv_1"
+
+
+def test_a_file_that_cannot_be_written_whole_is_removed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Half an export looks like an export; one that was there before stays."""
+
+    def fills_disk(*_: object) -> Iterator[bytes]:
+        yield b"half"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "document", fills_disk)
+    out = tmp_path / "one.json"
+    status, printed = run("export", "--id", "conv_1", "--out", str(out))
+    assert (status, "No space left" in printed, out.exists()) == (EXIT_USAGE, True, False)
+    out.write_text("mine")
+    assert run("export", "--id", "conv_1", "--out", str(out))[0] == EXIT_USAGE
+    assert out.read_text() == "mine"
 
 
 @pytest.mark.parametrize(

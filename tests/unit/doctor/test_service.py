@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +22,9 @@ from app.doctor import service
 from app.doctor.subject import GIB, ok
 from app.engine.sglang.args import BUILTIN_MODEL
 from app.store.backup import make_missing, transaction
+from app.store.database import FILE_NAME
 from app.store.keys import create, revoke
+from app.store.opening import StoreRefused, prepare, refusal
 
 HOLD = (
     "import sys; from app.store.opening import lock; from pathlib import Path; held = lock(Path(sys.argv[1]))"
@@ -208,6 +212,36 @@ def test_a_data_directory_that_cannot_be_used(fake: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr("app.doctor.service.os.access", lambda *_: False)
     finding = service.data_folder(fake.subject)
     assert (finding.status, "chown" in finding.advice) == ("failure", True)
+
+
+def refused(store: Path) -> str:
+    """The words in which a server refuses a store."""
+    try:
+        with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as connection:
+            prepare(connection, store)
+    except StoreRefused as exc:
+        return str(exc)
+    except sqlite3.Error as exc:
+        return refusal(store, exc)
+    return ""
+
+
+@pytest.mark.parametrize("fault", ["newer", "random", "page"])
+def test_a_store_that_serve_refuses(fake: Any, fault: str) -> None:
+    """Of a newer version, no database, or damaged inside: a failure, in the words of `serve`."""
+    folder = fake.settings["data_dir"]
+    make_missing(folder)
+    assert service.data_folder(fake.subject).status == "ok"
+    store = folder / FILE_NAME
+    if fault == "newer":
+        with transaction(folder, write=True) as c:
+            c.execute("INSERT INTO migrations VALUES ('999_later', '')")
+    else:
+        content = store.read_bytes()
+        kept = content[:8192] if fault == "page" else b""
+        store.write_bytes(kept + bytes(range(256)) * ((len(content) - len(kept)) // 256))
+    finding = service.data_folder(fake.subject)
+    assert (finding.status, finding.detail) == ("failure", refused(store))
 
 
 def test_wrong_prices(fake: Any) -> None:

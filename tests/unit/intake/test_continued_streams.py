@@ -84,3 +84,18 @@ async def test_only_who_continues_a_stream_gives_it_more_time(
         )
     clock.now_s += 1
     assert await world.suspensions.expire() == expired
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+async def test_a_continued_answer_knows_whether_anybody_had_any_of_it(tmp_path: Path, unseen: bool):
+    """If it fails yet, that decides who pays."""
+    async with generations(tmp_path) as world:
+        stream, serving = await running(world, unseen=unseen)
+        stream.cancel(SUSPENDED)
+        await serving
+        await world.suspensions.drained()
+        continued = await continued_streams(world).find_or_continue(
+            "local", "chatcmpl-1", ChunkWire, 0, continues=False
+        )
+        assert continued is not None
+        assert continued.unseen is unseen

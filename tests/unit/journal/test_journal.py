@@ -651,6 +651,19 @@ async def test_what_a_dead_process_left_open_is_settled_at_its_checkpoint(world:
     assert await reconcile(world.database) == 0
 
 
+async def test_answer_in_one_piece_that_dies_with_its_process_is_withheld_and_gone(world: Generations):
+    """Nobody had received anything of it."""
+    running = await reserved(world)
+    running.stream.unseen = True
+    running.say("lost")
+    await world.journal._checkpoint()
+    assert await reconcile(world.database) == 1
+    row = await world.row()
+    assert (row["completion_tokens"], row["withheld_tokens"]) == (1, 1)
+    assert await slices(world) == []
+    assert await books_balance(world)
+
+
 async def test_what_was_deleted_before_the_process_died_stays_deleted(world: Generations):
     """What was checkpointed after it goes too."""
     running = await reserved(world, conversing())

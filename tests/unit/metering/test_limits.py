@@ -190,6 +190,15 @@ def test_generations_at_once_are_limited(limiter: Limiter) -> None:
     assert limiter.refused["standard"]["streams"] == 2
 
 
+def test_refusals_are_no_generations_of_no_time(limiter: Limiter) -> None:
+    """The next refusal still waits for as long as answers take."""
+    limited = key(tpm=1000, max_streams=1)
+    for _ in range(20):
+        refusal(limiter, limited, asked(max_tokens=2000, ignore_eos=True))
+    taken(limiter, limited, asked())
+    assert refusal(limiter, limited, asked()).retry_after_s == 5
+
+
 def test_a_request_that_can_never_fit_is_told_so(limiter: Limiter) -> None:
     """No Retry-After: it would be too large then, too."""
     error = refusal(limiter, key(tpm=300), asked(400))

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from app.core import ChatRequest
-from app.errors import BadRequest, Draining, InternalError, Overloaded, ServingError
+from app.errors import BadRequest, Cancelled, Draining, InternalError, Overloaded, ServingError
 from app.pipeline.engine_run import Suspended
 from app.pipeline.finalize import Finalizer
 from app.pipeline.trace import Trace
@@ -33,11 +33,14 @@ class World:
             cancelled=None,
             suspending=False,
             status_unsent=False,
-            fail=lambda error: self.done.append(type(error)),
+            unseen=False,
+            error=None,
+            fail=self._fail,
             suspend=lambda error: self.done.append(f"suspended: {error.code}"),
         )
         lease: Any = SimpleNamespace(
-            release=lambda _counts: self.done.append("lease"), withdraw=lambda: self.done.append("withdrawn")
+            release=lambda _counts: self.done.append("lease"),
+            withdraw=lambda _counts: self.done.append("withdrawn"),
         )
         journal: Any = SimpleNamespace(settle_later=lambda _entry, finish: self.done.append(finish))
         suspensions: Any = SimpleNamespace(
@@ -50,6 +53,10 @@ class World:
         )
         log = structlog.get_logger()
         self.end = Finalizer(journal, suspensions, traffic, log, self.trace, lease, self.start)
+
+    def _fail(self, error: ServingError) -> None:
+        self.stream.error = error
+        self.done.append(type(error))
 
     def run(self, error: BaseException | None = None, *, reserved: bool = False) -> list[Any]:
         """A request that ends so; what was done about it."""
@@ -71,11 +78,21 @@ def test_a_refusal_ends_the_stream_with_its_code():
     assert World().run(BadRequest("no")) == [BadRequest, "lease", "invalid_value", "closed"]
 
 
-@pytest.mark.parametrize("reserved", [False, True])
-def test_lack_of_room_costs_the_key_no_request_unless_it_began(reserved: bool):
-    """A refused one may be sent again at once."""
-    done = World().run(Overloaded("full", retry_after_s=1), reserved=reserved)
-    assert ("withdrawn" in done) is not reserved
+@pytest.mark.parametrize(
+    ("reserved", "status_unsent", "unseen", "withdrawn"),
+    [
+        (False, True, False, True),
+        (True, True, False, True),
+        (True, False, True, True),  # a client that waits for the whole answer
+        (True, False, False, False),
+    ],
+)
+def test_a_503_costs_the_key_no_request(reserved: bool, status_unsent: bool, unseen: bool, withdrawn: bool):
+    """An error event behind a 200 does: its request has begun."""
+    world = World()
+    world.stream.status_unsent, world.stream.unseen = status_unsent, unseen
+    done = world.run(Overloaded("full", retry_after_s=1), reserved=reserved)
+    assert ("withdrawn" in done) is withdrawn
     assert done[-1] == "closed"
 
 
@@ -129,8 +146,9 @@ class Continued(AnswerStart):
         return isinstance(error, Overloaded)
 
     def fail(self, stream: TokenStream, error: ServingError, counts: ByChoice) -> Any:
-        del stream, counts
+        del counts
         self.failed_with.append(error)
+        stream.error = None if isinstance(error, Cancelled) else error
         return "continued"
 
 
@@ -148,3 +166,8 @@ def test_an_answer_that_cannot_go_on_is_settled():
     start = Continued()
     assert World(start).run(BadRequest("no")) == ["lease", "invalid_value", "invalid_value", "closed"]
     assert [type(error) for error in start.failed_with] == [BadRequest]
+
+
+def test_a_suspended_answer_that_is_cancelled_has_no_error_in_the_ledger():
+    """It is an answer that was stopped, as a live one is."""
+    assert World(Continued()).run(Cancelled("no")) == ["lease", "abort", "abort", "closed"]

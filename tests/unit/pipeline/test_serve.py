@@ -17,16 +17,20 @@ from app.errors import (
     ContentFiltered,
     ContextOverflow,
     Draining,
+    EngineFailed,
     EngineNotReady,
     InternalError,
     NotFound,
     Overloaded,
+    SafetyUnavailable,
+    ServingError,
     StorageUnavailable,
 )
 from app.safety import moderation
 from app.safety.session.session import SafetySession
+from app.store import events
 from app.stream.ring import Done, ExtraChunk, Failed, Finished, Opened
-from app.stream.token_stream import DELETED, SHUTDOWN, STORAGE
+from app.stream.token_stream import ABANDONED, DELETED, SHUTDOWN, STORAGE
 from tests.support.generations import (
     MODEL,
     Generations,
@@ -318,6 +322,69 @@ async def test_defect_ends_the_stream_in_an_internal_error(world: Generations):
     assert "a secret" not in repr(world.log)
     assert world.engine.aborted == ["chatcmpl-1"]
     assert (await world.row())["outcome"] == "internal_error"
+
+
+FAILURES = (EngineFailed("died"), SafetyUnavailable("broke"))
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: error.code)
+async def test_answer_in_one_piece_that_fails_is_withheld_and_gone(world: Generations, error: ServingError):
+    """Its client gets an error alone, so nobody pays for the text, and nobody can fetch it."""
+    stream, serving = await running(world, unseen=True)
+    world.engine.fail(error)
+    await serving
+    assert (text_of(stream), controls(stream, Opened)) == ("", [])
+    assert [failed.body["error"]["code"] for failed in controls(stream, Failed)] == [error.code]
+    assert stream.frame_after(1)[1] == b"id: 2\ndata: [DONE]\n\n"
+    row = await world.row()
+    assert (row["completion_tokens"], row["withheld_tokens"], row["reasoning_tokens"]) == (1, 1, 0)
+    segments = await world.database.read(lambda c: events.segments(c, row["seq"]))
+    assert b"word" not in b"".join(segments)
+    assert not world.balance.differs
+
+
+async def test_answer_in_one_piece_that_cannot_be_settled_is_withheld(world: Generations):
+    """All of it was generated, and its client gets 503."""
+    stream, serving = await running(world, unseen=True)
+    await refuse_writes(world.database)
+    world.engine.finish()
+    await serving
+    assert isinstance(stream.error, StorageUnavailable)
+    await refuse_writes(world.database, refused=False)
+    await world.journal._settle_left()
+    row = await world.row()
+    assert (row["state"], row["completion_tokens"], row["withheld_tokens"]) == ("settled", 1, 1)
+
+
+async def test_answer_in_one_piece_that_is_stopped_by_the_server_is_withheld(world: Generations):
+    """Its client sends it again, and pays for that."""
+    stream, serving = await running(world, unseen=True)
+    stream.cancel(SHUTDOWN)
+    await serving
+    row = await world.row()
+    assert (row["outcome"], row["completion_tokens"], row["withheld_tokens"]) == ("draining", 1, 1)
+
+
+@pytest.mark.parametrize("end", ["finish", "cancel", "leave"])
+async def test_answer_in_one_piece_is_billed_where_it_can_be_had(world: Generations, end: str):
+    """Whole or stopped, it is an answer and no error."""
+    stream, serving = await running(world, unseen=True)
+    if end == "finish":
+        world.engine.finish()
+    else:
+        stream.cancel("cancelled" if end == "cancel" else ABANDONED)
+    await serving
+    row = await world.row()
+    assert (text_of(stream), row["completion_tokens"], row["withheld_tokens"]) == ("word", 1, 0)
+
+
+async def test_failed_answer_of_a_conversation_is_billed(world: Generations):
+    """Its text is in the conversation, where it can be read."""
+    stream, serving = await running(world, request=conversing(), unseen=True)
+    world.engine.fail(EngineFailed("died"))
+    await serving
+    row = await world.row()
+    assert (text_of(stream), row["completion_tokens"], row["withheld_tokens"]) == ("word", 1, 0)
 
 
 async def test_cancelled_task_settles_what_it_owes(world: Generations):

@@ -22,8 +22,8 @@ from app.resume.suspensions import Suspensions
 from app.store import events, suspensions
 from app.store.events import StoredStream
 from app.store.suspensions import StoredSuspension
-from app.stream.ring import Done, Failed, Finished, Opened
-from app.stream.token_stream import DELETED, SUSPENDED, TokenStream
+from app.stream.ring import Done, ExtraChunk, Failed, Finished, Opened
+from app.stream.token_stream import DELETED, SHUTDOWN, SUSPENDED, TokenStream
 from tests.support.generations import (
     TERMS,
     Generations,
@@ -317,17 +317,42 @@ async def test_what_cannot_go_on_is_settled(world: Generations):
 
 
 @pytest.mark.parametrize("reason", ["cancelled", DELETED])
-async def test_a_stream_that_is_stopped_while_it_waits_is_settled(world: Generations, reason: str):
-    """By its owner: it does not stay suspended."""
-    await suspended(world)
+async def test_a_stream_that_is_stopped_while_it_waits_ends_as_a_live_one(world: Generations, reason: str):
+    """Each open choice is stopped where it was, and the counts follow: it is no error."""
+    await suspended(world, request=asked(n=2, include_usage=True))
     stream, serving = await world.continue_()
     stream.cancel(reason)
     await serving
-    assert [failed.body["error"]["code"] for failed in controls(stream, Failed)] == ["cancelled"]
+    ends = [(end.choice, end.finish_reason) for end in controls(stream, Finished)]
+    assert (text_of(stream), ends) == ("word", [(0, "abort"), (1, "abort")])
+    assert [chunk.value["completion_tokens"] for chunk in controls(stream, ExtraChunk)] == [1]
+    assert (stream.error, controls(stream, Failed), len(controls(stream, Done))) == (None, [], 1)
     row = await world.row()
     assert row is not None
-    assert row["state"] == "settled"
+    assert (row["state"], row["outcome"], row["completion_tokens"]) == ("settled", "abort", 1)
     assert await world.count("suspended") == 0
+
+
+async def test_a_stop_of_the_server_while_it_waits_is_an_error(world: Generations):
+    """As nothing is suspended there, nobody can have the rest."""
+    await suspended(world)
+    stream, serving = await world.continue_()
+    stream.cancel(SHUTDOWN)
+    await serving
+    assert [failed.body["error"]["code"] for failed in controls(stream, Failed)] == ["interrupted"]
+
+
+async def test_an_answer_in_one_piece_that_nobody_fetches_costs_its_prompt_alone(
+    world: Generations, clock: Clock
+):
+    """Its text is deleted, so nobody gets later what was not billed."""
+    await suspended(world, unseen=True)
+    clock.now_s += TIMEOUT_S
+    assert await world.suspensions.expire() == 1
+    row = await world.row()
+    assert row is not None
+    assert (row["completion_tokens"], row["withheld_tokens"]) == (1, 1)
+    assert await world.count("events") == 0
 
 
 async def test_an_engine_that_fails_ends_it_as_any_answer(world: Generations):

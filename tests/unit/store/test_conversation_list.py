@@ -6,19 +6,49 @@ import base64
 import contextlib
 import sqlite3
 import time
+import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import BadRequest, NotFound
 from app.store import conversation_list
-from app.store.conversation_list import ConversationPage, _excerpt, delete, rename, restore
+from app.store.conversation_list import (
+    ConversationPage,
+    _excerpt,
+    delete,
+    match_all,
+    rename,
+    restore,
+)
 from app.store.indexing import index
+from app.store.words import folded
 from tests.support.conversing import NOW_US, Chats
 
 STORE = Chats()
 """One without conversations."""
+RUN_ON = st.text(
+    st.one_of(
+        *(
+            st.characters(min_codepoint=low, max_codepoint=high, categories=("L", "M", "Nd"))
+            for low, high in (
+                (0x0E00, 0x0EFF),
+                (0x1000, 0x109F),
+                (0x1780, 0x17DD),
+                (0x3041, 0x3096),
+                (0x30A1, 0x30FE),
+                (0x4E00, 0x9FFF),
+                (0xAC00, 0xD7A3),
+                (0x20000, 0x2A6DF),
+            )
+        ),
+        st.sampled_from("、。 !กข是的の한"),
+    ),
+    min_size=1,
+    max_size=40,
+)
+"""Texts of Thai, Lao, Burmese, Khmer, Japanese, Chinese and Korean."""
 
 WORDS = ['"', '""', "a AND", "NOT", "NEAR(a b", "(", "a*", "*", "col:a", "text:a", "^a", "-a", "a'b"]
 WORDS += ["a\0b", "\0", "{a}: b", "+", "😀", "\u202e", "-- ;", "%", "\\", " ".join("abcdefghij" * 60)]
@@ -213,6 +243,61 @@ def test_search_in_other_scripts(text: str, words: str):
     assert listed(chats, words) == ["conv_1"]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("我下个月想去北京旅游。有什么推荐", ["北京", "旅游", "我", "京", "旅游 北京", "去北京旅", "游有"]),
+        ("来月、東京タワーへ行きたい", ["タワー", "東京", "来月", "へ", "ﾀﾜｰ"]),
+        ("ฉันอยากไปเที่ยวเชียงใหม่เดือนหน้า", ["เชียงใหม่", "เที่ยว", "ฉัน", "ยงให"]),
+        ("다음 달에 부산으로 여행을 가고 싶어요", ["부산", "여행", "부산 여행"]),
+        ("هذا كِتَابٌ جميل مرحـبا", ["كتاب", "كِتَاب", "مرحبا", "جميــل"]),
+        ("עִבְרִית־קלה", ["עברית", "עִבְרִית", "קלה"]),
+        ("मुझे एक किताब चाहिए", ["किताब", "एक चाहिए"]),
+    ],
+)
+def test_words_are_found_inside_sentences_and_without_their_marks(text: str, words: list[str]):
+    """Where a script has no spaces, every part of a text is found; vowel points do not matter."""
+    chats = Chats()
+    chats.turn("conv_1", asked="前に " + text)
+    assert [listed(chats, word) for word in words] == [["conv_1"]] * len(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("कौन तू बे", "किताब"), ("东面的北京", "东京"), ("我去南京", "北京"), ("ไป", "ปไ")]
+)
+def test_letters_in_another_order_are_another_word(text: str, words: str):
+    """The letters must stand together, and vowel signs are letters."""
+    chats = Chats()
+    chats.turn("conv_1", asked=text)
+    assert listed(chats, words) == []
+
+
+@settings(deadline=None, max_examples=40)
+@given(RUN_ON, st.data())
+def test_every_part_of_a_text_without_spaces_finds_it(text: str, data: st.DataObject):
+    """As an input method writes it; a part of punctuation alone finds nothing."""
+    text = unicodedata.normalize("NFKC", text)
+    start = data.draw(st.integers(0, len(text) - 1))
+    part = text[start : data.draw(st.integers(start + 1, len(text)))]
+    chats = Chats()
+    chats.turn("conv_1", asked=text)
+    assert listed(chats, part) == (["conv_1"] if folded(part) else [])
+
+
+def test_a_long_question_without_spaces_finds_itself():
+    """1,000 letters are one phrase, and the longest `q`."""
+    chats = Chats()
+    text = "".join(chr(0x4E00 + 7 * number % 2000) for number in range(1000))
+    chats.turn("conv_1", asked=text)
+    assert listed(chats, text) == ["conv_1"]
+
+
+def test_a_letter_repeated_is_no_long_search():
+    """A phrase of 1,000 frequent letters took minutes: it is sought in pieces, and equal ones once."""
+    assert match_all("的" * 1000, "local").count("的") == 16 + 1000 % 16
+    assert match_all("de-" * 300, "local").count("de") == 16 + 300 % 16
+
+
 def test_a_short_word_is_looked_for_as_it_stands():
     """Up to three letters are no beginning: those of `th` would be most of the index."""
     chats = Chats()
@@ -319,7 +404,12 @@ def test_a_search_shows_where_its_words_are():
 
 
 @pytest.mark.parametrize(
-    ("text", "word"), [("ß" * 900 + " heron", "heron"), ("x " * 900 + "Café au lait", "café")]
+    ("text", "word"),
+    [
+        ("ß" * 900 + " heron", "heron"),
+        ("x " * 900 + "Café au lait", "café"),
+        ("东京和上海。" * 90 + "我想去北京旅游", "北京"),
+    ],
 )
 def test_an_excerpt_has_the_word_whatever_its_letters_are(text: str, word: str):
     """Letters that fold to two do not move it out of the text, and accents are found as they are sent."""

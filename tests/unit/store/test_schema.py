@@ -176,6 +176,26 @@ def test_a_suspended_request_keeps_its_key(c: sqlite3.Connection):
     assert c.execute("SELECT key_id FROM requests").fetchall() == [("tr-3f9a1c2b4d5e",)]
 
 
+def test_an_index_of_other_words_is_made_anew_while_the_server_runs(c: sqlite3.Connection):
+    """A migration only empties it, and notes each row once; none of the old words is left."""
+    load(c, len(SCHEMAS) - 1)
+    fill(c)
+    c.execute("DELETE FROM unindexed WHERE rowid & 0xFFFFFFFF = 0")
+    c.execute("INSERT INTO search (rowid, text) VALUES (1 << 32, 'oldtitle')")
+    migrate(c, MIGRATIONS)
+    assert c.execute("SELECT count(*) FROM search_docsize").fetchone() == (0,)
+    assert c.execute("SELECT rowid FROM unindexed").fetchall() == [(row,) for row in rows_of(c)]
+    assert c.execute("PRAGMA secure_delete").fetchone() == (1,)
+    assert index(c)
+    c.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 1)")
+    assert [row["id"] for row in page(c, "local", 20, None, words="rivers").conversations] == ["conv_1"]
+
+
+def rows_of(c: sqlite3.Connection) -> list[int]:
+    """The numbers of all rows that are searched."""
+    return [number for (number,) in c.execute("SELECT rowid FROM searched ORDER BY rowid")]
+
+
 def test_migrations_are_applied_once_in_order(c: sqlite3.Connection):
     """Each is applied once, whatever it meets the next time, and its name kept."""
     ran: list[str] = []

@@ -19,7 +19,14 @@ from app.store.words import folded, owner_words, tag
         ("BRÖWN Straße ﬁn", ["brown", "strasse", "fin"]),
         ("cafe\u0301 café", ["cafe", "cafe"]),
         ("\uff26\uff55\uff4c\uff4c", ["full"]),
-        ("한국어", ["한국어"]),
+        ("한국어", ["한", "국", "어"]),
+        ("京都へ、iPhone2台", ["京", "都", "へ", "iphone2", "台"]),
+        ("ｶﾞ ㈱", ["ガ", "株"]),
+        ("ที่นี่", ["ท", "ี", "่", "น", "ี", "่"]),
+        ("किताब, तू", ["किताब", "तू"]),
+        ("தமிழ் ދިވެހި བོད་ཡིག", ["தமிழ்", "ދިވެހި", "བོད", "ཡིག"]),
+        ("كِتَابٌ مرحـبا", ["كتاب", "مرحبا"]),
+        ("עִבְרִית־קלה", ["עברית", "קלה"]),
         ("Привет, ёлка", ["привет", "елка"]),
         ("a\0b", ["a", "b"]),
         ("-- ·", []),
@@ -27,7 +34,7 @@ from app.store.words import folded, owner_words, tag
     ],
 )
 def test_words_are_folded(text: str, words: list[str]):
-    """Case, accents, compatibility forms and punctuation do not count; a long word is its beginning."""
+    """Case, accents, vowel points and punctuation do not count; a letter without spaces around is a word."""
     assert folded(text) == words
 
 

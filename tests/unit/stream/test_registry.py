@@ -458,3 +458,14 @@ async def test_what_is_left_of_a_drain_has_its_reason():
     await endless.status_sent()
     await registry.streams.drain(0, SUSPENDED)
     assert endless.cancelled == "suspended"
+
+
+@pytest.mark.parametrize(("resumable", "reason"), [(False, "shutdown"), (True, "suspended")])
+async def test_a_drain_suspends_no_answer_that_nobody_can_ask_for(resumable: bool, reason: str):
+    """One in one piece, without a sign that its client returns: it would be generated and billed twice."""
+    registry = Registry()
+    endless = registry.create()
+    endless.unseen, endless.resumable = True, resumable
+    await endless.status_sent()
+    await registry.streams.drain(0, SUSPENDED)
+    assert endless.cancelled == reason

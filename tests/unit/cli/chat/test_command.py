@@ -70,6 +70,16 @@ def test_an_argument_is_utf_8_whatever_the_locale_is(monkeypatch: pytest.MonkeyP
     assert _question("é".encode().decode("ascii", "surrogateescape")) == "é"
 
 
+@pytest.mark.parametrize("question", ["", " \n"])
+def test_an_empty_question_is_not_sent(
+    question: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """As of a script whose variable is empty."""
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["chat", question, "--url", "127.0.0.1:1"]) == EXIT_USAGE
+    assert "The question is empty" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flags", [[], ["--json"], ["--no-store"]])
 def test_without_a_question_and_a_terminal_nothing_can_be_done(
     flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
