@@ -109,7 +109,7 @@ def test_a_disguise_of_any_script_is_undone(disguised: str, read: str):
         "今日は天気がいいですね。カタカナ・テスト",
         "Donaudampfschifffahrtsgesellschaft und Nord-Ostsee-Kanal",
         "Please fix get_user_by_name_and_age, it fails for names with an accent in them.",
-        "See https://example.org/how/to/bake/bread: the dough rests for an hour, or two, or a night even.",
+        "See https://example.org/how/to/bake: the dough rests for an hour, or two, or a night, as you like.",
         "a, b and c",
         "2026-11-29,12.5,13.1,14.2",
     ],
