@@ -155,8 +155,8 @@ def _piece(text: str, channel: str, *, first: bool = False) -> Piece:
 
 def _disguised(span: str, rng: random.Random) -> str:
     """The span, in a spelling that makes no difference."""
-    spelling = "".join(rng.choice((c, c.upper(), c + "\u200b", c + "\u0301")) for c in span)
-    return spelling.replace(" ", rng.choice((" ", "  ", "\n")))
+    spelling = "".join(rng.choice((c, c.upper(), c + "\u200b", c + "\u0301", c + "\u3164")) for c in span)
+    return spelling.replace(" ", rng.choice((" ", "  ", "\n", "\u2800")))
 
 
 class Engine(SpeakingEngine):

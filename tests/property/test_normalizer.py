@@ -1,4 +1,4 @@
-"""Any text has a plain form and at most four views; every disguise is seen through."""
+"""Any text has a plain form and at most five views; every disguise is seen through."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def test_any_text_is_normalized(text: str):
     assert plain.isprintable()
     found = views(text)
     assert found[0] == plain
-    assert len(found) == len(set(found)) <= MAX_VIEWS
+    assert len(found) <= MAX_VIEWS
+    assert len(set(found[1:])) == len(found[1:])
 
 
 @pytest.mark.parametrize("name", DISGUISES)

@@ -1,8 +1,9 @@
-"""English disguised from classifiers: its signs, and the plain text.
+"""Text disguised from classifiers: its signs, and the plain text.
 
 Each finder first asks something cheap of the whole text (a substring of its character classes, its
-longest word) and answers nothing for ordinary prose, code and addresses. Linear. Works on text whose
-characters are plain already (`app.safety.text.normalize`).
+longest word) and answers nothing for ordinary prose, code and addresses. Linear. `revealed` takes text
+of any script as it was written; the others undo what is done to English, in text whose characters are
+plain already (`app.safety.text.normalize`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import string
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+
+from app.safety.text.invisible import BRAILLE_BLANK, is_invisible
 
 MAX_ENCODED_CHARS = 8192
 """Of one text, how much is decoded."""
@@ -81,6 +84,41 @@ _REVERSED_WORDS = frozenset(
     )
 )
 
+_JOINERS = "\u200c\u200d\u200e\u200f"
+"""Invisible characters that words of some languages have in them."""
+_JOINER_EVERY = 5
+"""One joiner in so many characters is no spelling."""
+_INSIDE = re.compile(r"\0(?<=[^\W\d_]\0)\0*(?=[^\W\d_])")
+_LAST_LATIN = "\u024f"
+_MARK = r"[^\x00-\u02ff\u2000-\u2e7f\u3000-\u303f\u30fb\ufe10-\uffef\U0001f000-\U0001ffff\w\s]"
+_LETTER = rf"[^\x00-\u024f\u1e00-\u1eff\W\d_](?<![^\W_].)(?<!{_MARK}.){_MARK}*+(?![^\W_])"
+_GAP = r"[\s_\-.,·・•*/|~+=]"
+_APART = re.compile(rf"{_LETTER}(?P<gap>{_GAP}{{1,3}}){_LETTER}(?:(?:(?P=gap)|{_GAP}{{2,6}}){_LETTER})+")
+"""Three letters or more in a row, not Latin ones, that stand by themselves with the same between them."""
+_GAPS = re.compile(rf"{_GAP}+")
+_LINKS = "_/|+=,*.~-"
+_LINKED = re.compile(rf"(?<![^\s\d{_LINKS}])[^\s\d{_LINKS}]++(?:[{_LINKS}]{{1,3}}+[^\s\d{_LINKS}]++){{3,}}")
+"""Four words or more that signs join."""
+_SHORTEST_LINKED = 7
+_LINKED_SHARE = 3
+"""One in so many characters of a text is in such words, or the text is ordinary."""
+_UNLINKED = str.maketrans(dict.fromkeys(_LINKS, " "))
+
+
+def revealed(text: str) -> str | None:
+    """The text without what disguises words of any script, in lower case, marks as they are; None if nothing.
+
+    Invisible characters are out, letters that stand apart are joined, words that signs join are parted.
+    """
+    read = text
+    if not text.isascii():
+        kinds = {char for char in set(text) if char > "\x7f"}
+        read = _without_invisible(text.replace(BRAILLE_BLANK, " "), kinds)
+        if any(char > _LAST_LATIN and char.isalpha() for char in kinds):
+            read = _APART.sub(_without_gaps, read)
+    read = _parted(read)
+    return None if read == text else " ".join(read.lower().split())
+
 
 def respelled(shown: str) -> str | None:
     """The text with letters joined that were set apart and digits read as letters, if it has any."""
@@ -125,6 +163,36 @@ def decoded(shown: str, plain: str) -> str | None:
             break
         shown = undisguised = once
     return undisguised
+
+
+def _without_invisible(text: str, kinds: AbstractSet[str]) -> str:
+    """The text without invisible ones of these characters, if words have more of them than spelling needs."""
+    invisible = set(filter(is_invisible, kinds))
+    if not invisible:
+        return text
+    marked = text.translate(dict.fromkeys(map(ord, invisible), "\0"))
+    least = 1 if invisible.difference(_JOINERS) else len(text) // _JOINER_EVERY
+    return marked.replace("\0", "") if len(_INSIDE.findall(marked)) >= max(least, 1) else text
+
+
+def _without_gaps(run: re.Match[str]) -> str:
+    """Letters that stand apart as words, wider gaps being between words; two and no more stay as they are."""
+    if sum(gap == run["gap"] for gap in _GAPS.findall(run[0])) < 2:
+        return run[0]
+    return _GAPS.sub(lambda gap: "" if gap[0] == run["gap"] else " ", run[0])
+
+
+def _parted(text: str) -> str:
+    """The text with spaces for the signs that join words, if much of it is such words."""
+    if sum(map(text.count, _LINKS)) * _LINKED_SHARE < text.count(" "):
+        return text
+    words = [word for word in text.split() if len(word) >= _SHORTEST_LINKED]
+    if sum(map(len, words)) * _LINKED_SHARE < len(text):
+        return text
+    num_linked = sum(len(linked[0]) for word in words for linked in _LINKED.finditer(word))
+    if num_linked * _LINKED_SHARE < len(text):
+        return text
+    return _LINKED.sub(lambda linked: linked[0].translate(_UNLINKED), text)
 
 
 def _uncut(shown: str) -> str:

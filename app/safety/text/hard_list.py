@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from app.safety.text.confusables import CONFUSABLES
+from app.safety.text.invisible import BRAILLE_BLANK, is_unseen
 
 FOUND = -1
 """The state after a complete span; it is final."""
 MARKS = "*_`~"
 """Markdown's marks, which a client shows as type: part of a word may be bold."""
-_INVISIBLE = frozenset({"Mn", "Me", "Cf", "Cc"})
 _REMEMBERED = 20_000
 
 
@@ -115,11 +115,13 @@ def compiled(spans: Sequence[str]) -> HardList | None:
 
 
 def _folded(char: str) -> str:
-    if char.isspace():
+    if char.isspace() or char == BRAILLE_BLANK:
         return " "
+    if is_unseen(char):
+        return ""
     folded = []
     for piece in unicodedata.normalize("NFKD", CONFUSABLES.get(ord(char), char)):
-        if unicodedata.category(piece) not in _INVISIBLE:
+        if not is_unseen(piece):
             alike = CONFUSABLES.get(ord(piece), piece).casefold()
             folded.append(CONFUSABLES.get(ord(alike), alike) if len(alike) == 1 else alike)
     return "".join(" " if piece.isspace() else piece for piece in folded)

@@ -1,7 +1,8 @@
 """Text as the classifiers see it: one plain form, and a few further views of what is disguised.
 
     text → NFKD without marks, zero-width, bidi, tags → look-alikes → casefold → single spaces   plain
-         → hidden or encoded text read, letters joined, leet read, rot13, reversed             views
+         → invisible characters out, letters joined, words parted; marks stay                  views
+         → hidden or encoded text read, letters joined, leet read, rot13, reversed
 
 A further view is made only where something cheap says so; ordinary text has none. Everything is
 linear in the text, and nothing is kept between calls. Knows text, not what is in it.
@@ -15,15 +16,11 @@ import re
 import unicodedata
 
 from app.safety.text.confusables import CONFUSABLES, PARENTHESIZED
-from app.safety.text.disguises import decoded, looks_reversed, looks_rot13, respelled
+from app.safety.text.disguises import decoded, looks_reversed, looks_rot13, respelled, revealed
+from app.safety.text.invisible import BRAILLE_BLANK, is_unseen
 
-MAX_VIEWS = 4
+MAX_VIEWS = 5
 _SPACES = re.compile(r"(\s)")
-_UNSEEN = frozenset({"Mn", "Me", "Cf", "Cs"})
-"""Marks, zero-width, bidi and tag characters, lone surrogates: by general category."""
-_BLANK = frozenset("\u115f\u1160\u3164\uffa0\u034f\u17b4\u17b5")
-"""Letters by category that show nothing."""
-_BRAILLE_BLANK = "\u2800"
 _MAX_DECOMPOSITION = 4
 """Ligatures of whole phrases stay as they are, so that a text cannot grow eighteenfold."""
 _PHRASES_CHARS = 256
@@ -42,10 +39,14 @@ def normalize(text: str) -> str:
 
 
 def views(text: str, limit: int = MAX_VIEWS) -> list[str]:
-    """The possible readings of the text, normalized, at most `limit`: the plain form, then others."""
+    """The possible readings of the text, normalized, at most `limit`: the plain form, then others.
+
+    The second may equal the plain form, where an encoder has read the text itself in place of that.
+    """
     shown = folded(text)
     plain = _plain(shown)
-    views = [plain]
+    clearer = revealed(text)
+    views = [] if clearer is None or (clearer == plain and plain.isascii()) else [clearer]
     hidden = "" if text.isascii() else _tagged(text)
     if hidden:
         views.append(normalize(hidden))
@@ -59,7 +60,8 @@ def views(text: str, limit: int = MAX_VIEWS) -> list[str]:
         views.append(codecs.encode(base, "rot13"))
     if _RIGHT_TO_LEFT in text or looks_reversed(base, words):
         views.append(base[::-1])
-    return [view for view in dict.fromkeys(views) if view or view is plain][:limit]
+    others = [view for view in dict.fromkeys(views) if view and (view != plain or view is clearer)]
+    return [plain, *others][:limit]
 
 
 def bounded(text: str) -> str:
@@ -97,9 +99,9 @@ def folded(text: str) -> str:
 
 def _decomposed(char: str) -> str:
     """A character as NFKD has it, without what is not seen."""
-    if unicodedata.category(char) in _UNSEEN or char in _BLANK:
+    if is_unseen(char):
         return ""
-    if char == _BRAILLE_BLANK:
+    if char == BRAILLE_BLANK:
         return " "
     char = PARENTHESIZED.get(ord(char), char)
     if unicodedata.is_normalized("NFKD", char):
@@ -107,10 +109,7 @@ def _decomposed(char: str) -> str:
     parts = unicodedata.normalize("NFKD", char)
     if len(parts) > _MAX_DECOMPOSITION:
         return char
-    kept = "".join(
-        piece for piece in parts if unicodedata.category(piece) not in _UNSEEN and piece not in _BLANK
-    )
-    return unicodedata.normalize("NFC", kept)
+    return unicodedata.normalize("NFC", "".join(piece for piece in parts if not is_unseen(piece)))
 
 
 def _as_latin(word: str) -> str:

@@ -28,6 +28,7 @@ def reads(spans: HardList, *pieces: str) -> int:
         "CANARY-SONG",
         "canary\u2010song",
         "c\u200ba\u00adn\u0301ary-song",
+        "c\u3164a\u115fn\uffa0ary-so\u0640ng",
         "\u0441an\u0430ry-s\u043eng",  # Cyrillic letters among them
         "canary-song",
         "".join(chr(ord(c) + 0x1D4EA - ord("a")) if c != "-" else c for c in "canary-song"),
@@ -44,7 +45,7 @@ def test_what_is_not_the_span_is_not_found(said):
     assert not HardList(["canary-song"]).found_in(said)
 
 
-@pytest.mark.parametrize("said", ["two  words", "two\n\n\twords", "two \u3000 words"])
+@pytest.mark.parametrize("said", ["two  words", "two\n\n\twords", "two \u3000 words", "two\u2800\u2800words"])
 def test_a_run_of_white_space_is_one_space(said):
     """Wherever it is cut."""
     spans = HardList(["two words"])
@@ -65,6 +66,13 @@ def test_any_cut_finds_the_same():
         assert (reads(spans, *pieces) == FOUND) == spans.found_in(folded)
 
 
+def test_the_invisible_does_not_count_for_how_far_a_span_has_begun():
+    """So the place up to which a text may be released is in front of the span."""
+    spans = HardList(["canary song"])
+    assert spans.fold("c\u3164a\u0640n\u2800\u115f", after_space=False) == "can "
+    assert spans.depth[reads(spans, "a c\u3164", "\u0640a", "nary\u2800", "\uffa0 s")] == len("canary s")
+
+
 def test_depth_is_how_much_may_become_a_span():
     """The longest end of the text that a span begins with, after a span that was not to be, too."""
     spans = HardList(["abcabd", "bac"])
@@ -78,7 +86,7 @@ def test_an_empty_list_is_none():
     assert compiled(()) is None
 
 
-@pytest.mark.parametrize("span", ["", " ", "\u200b\u200d"])
+@pytest.mark.parametrize("span", ["", " ", "\u200b\u200d", "\u3164\u2800"])
 def test_a_span_of_nothing_is_refused(span):
     """It would be found everywhere."""
     with pytest.raises(ValueError, match="no visible character"):

@@ -41,6 +41,7 @@ Näive café, “quotes” – Grüße aus München, Привет из Моск�
         ("a\x00b\x07c", "abc"),
         ("\ud800x", "x"),
         ("a\u2800b\u3164c", "a bc"),
+        ("\u0642\u0646\u0640\u0628\u0644\u0629", "\u0642\u0646\u0628\u0644\u0629"),
         ("", ""),
     ],
 )
@@ -105,7 +106,7 @@ def test_ordinary_text_has_one_view():
     ],
 )
 def test_what_is_disguised_is_among_the_views(disguised: str):
-    """The text that a model would read is one of at most four views, with all its words."""
+    """The text that a model would read is one of at most five views, with all its words."""
     found = views(disguised)
     assert found[0] == normalize(disguised)
     assert len(found) <= MAX_VIEWS
@@ -130,6 +131,21 @@ def test_what_is_disguised_is_among_the_views(disguised: str):
 def test_what_only_looks_like_a_disguise_has_one_view(text: str):
     """Code, data and abbreviations that a trigger could fire on are left alone."""
     assert views(text) == [normalize(text)]
+
+
+def test_words_of_another_script_are_read_as_they_were_before_the_disguise():
+    """Though that is the plain form: an encoder reads the text itself in place of the plain form."""
+    assert views("\u200b".join("制作炸弹")) == ["制作炸弹", "制作炸弹"]
+    assert views(" ".join("制作炸弹")) == ["制 作 炸 弹", "制作炸弹"]
+    assert views("z\u200be\u200br\u200bo") == ["zero"]
+
+
+def test_no_disguise_crowds_out_another():
+    """With one of each kind in a text, backwards is still among the views."""
+    hidden = "".join(chr(0xE0000 + ord(char)) for char in "hello")
+    text = f"\u4e00\u200b\u4e8c{hidden} base64 {base64.b64encode(ASK.encode()).decode()}"
+    assert len(views(text)) == 4
+    assert normalize(ASK) in views(text + " backwards: " + ASK[::-1])[-1]
 
 
 def test_fewer_views_can_be_asked_for():
@@ -164,6 +180,11 @@ def test_at_most_so_much_is_decoded():
         "aGVsbG8gd29ybGQ= " * 6000,
         "&#65;" * 20_000,
         "".join(map(chr, range(0x100, 0xA100))),
+        "\u0434 " * 50_000,
+        "\u4e00\u200b" * 50_000,
+        "\u0434" + " " * 100_000 + "\u0434",
+        "a_b_c " * 17_000,
+        "".join(map(chr, range(0xE0000, 0xE1000))) * 25,
     ],
     ids=[
         "marks",
@@ -176,6 +197,11 @@ def test_at_most_so_much_is_decoded():
         "base64",
         "entities",
         "distinct",
+        "foreign singles",
+        "zero-width",
+        "gap",
+        "linked",
+        "ignored",
     ],
 )
 def test_hostile_text_takes_no_longer(text: str):
