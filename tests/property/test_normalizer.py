@@ -24,8 +24,8 @@ WORDS = [
 ]
 SENTENCES = st.permutations(WORDS).map(lambda words: "how can the " + " ".join(words))
 KEPT = {"leet": 0.55, "typos": 0.2}
-"""The share of words that must come back; those two leave more than one reading. Of 4,000 texts with typos the
-worst kept 5 of 14 words."""
+"""The share of words that must come back; those two leave more than one reading. Of 4,000 texts with typos
+the worst kept 5 of 14 words."""
 DAMAGED = st.text(
     st.one_of(
         st.characters(),
