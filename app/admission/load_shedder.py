@@ -177,7 +177,7 @@ class LoadShedder:
         """Seconds that a key's next request would wait by expectation, if it is as its others are."""
         own = tenant.waiting_tokens + self.slots_of(tenant).due_tokens(now_s)
         ahead = self._ahead(tenant, own + tenant.mean_tokens, now_s)
-        return (own + ahead) / self._rate(tenant, now_s)
+        return (own + ahead) / self._rate(tenant)
 
     def is_too_old(self, queued: AdmissionRequest, *, has_slot: bool = False) -> bool:
         """True if a request lay in its socket for as long as it may wait at all, and the engine is half full.
@@ -199,7 +199,7 @@ class LoadShedder:
             return True  # it waits for what runs alone
         if self._scheduler.fits_beside_waiting(tenant, queued.tokens, queued.age_s, now_s):
             return True  # it waits for the prefill of others alone
-        rate, until_end = self._rate(tenant, now_s), tenant.waiting_tokens + queued.tokens
+        rate, until_end = self._rate(tenant), tenant.waiting_tokens + queued.tokens
         # Before throughput was measured the first requests are not refused: they wait up to their deadline.
         few = len(queue) < self._tuning.unmeasured_waiting
         unmeasured = few and not self._degraded_refuses and not self._throughput.is_measured
@@ -233,9 +233,9 @@ class LoadShedder:
             ahead += tokens
         return ahead
 
-    def _rate(self, tenant: Tenant, now_s: float) -> float:
+    def _rate(self, tenant: Tenant) -> float:
         """Tokens per second that its tier is served."""
-        share = self._tuning.aged_share if self._queue.is_wanted_above(tenant, now_s) else 1.0
+        share = self._tuning.aged_share if self._queue.waits_up_to(tenant.rank - 1) else 1.0
         return self._throughput.tokens_per_s * share
 
     def _refusal(
@@ -252,7 +252,9 @@ class LoadShedder:
         why = why or f"The server is full (requests waiting: {len(self._queue)})."
         retry_s, sure = self._promise(queued, now_s)
         wanted_s = retry_s + self._tuning.grace_s if sure else self._tuning.wanted_s
-        self._queue.refuse(tenant, now_s, now_s + wanted_s)
+        tenant.refuse(now_s, now_s + wanted_s)
+        if tenant not in self._scheduler.over_share:
+            self._queue.note_refused(tenant.rank, now_s)
         when = f"Try again in {retry_s} s." if sure else "No capacity expected within two minutes."
         error = kind(
             f"{why} {when}",
@@ -277,7 +279,7 @@ class LoadShedder:
         A request that returns early gets the same time again: it has one slot.
         """
         tenant, tuning = queued.tenant, self._tuning
-        slots, rate = self.slots_of(tenant), self._rate(tenant, now_s)
+        slots, rate = self.slots_of(tenant), self._rate(tenant)
         at_s = slots.later(queued.fingerprint, now_s)
         if at_s is not None:
             return math.ceil(at_s - now_s), True

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 
 from app.admission.estimates import LengthHistogram
@@ -127,6 +128,9 @@ class Tenant:
         tenant = Tenant(self.name, tier, weight, tuning, keyed=self.keyed, lengths=self.lengths)
         tenant.refuse(self.refused_at_s, self.wanted_until_s)
         return tenant
+
+
+_NOBODY: AbstractSet[Tenant] = frozenset()
 
 
 class _TierQueue:
@@ -266,15 +270,19 @@ class FairQueue:
         """The keys of lower tiers with requests that wait."""
         return {tenant for level in self._levels[rank + 1 :] for tenant in level.tenants}
 
-    def is_wanted_above(self, tenant: Tenant, now_s: float) -> bool:
-        """True if a higher tier waits, or was refused so lately that its clients may come back."""
-        lately_s, above = now_s - self._tuning.refused_s, self._levels[: tenant.rank]
-        return any(level.waiting or level.refused_at_s > lately_s for level in above)
+    def is_wanted_above(
+        self, tenant: Tenant, now_s: float, passed: AbstractSet[Tenant] = frozenset()
+    ) -> bool:
+        """True if a higher tier waits, or was refused so lately that its clients may come back.
 
-    def refuse(self, tenant: Tenant, now_s: float, wanted_until_s: float) -> None:
-        """Note that a request was refused for want of room."""
-        tenant.refuse(now_s, wanted_until_s)
-        self._levels[tenant.rank].refused_at_s = now_s
+        The keys of `passed` do not count: room is not what they wait for.
+        """
+        lately_s, above = now_s - self._tuning.refused_s, self._levels[: tenant.rank]
+        return any(level.refused_at_s > lately_s or level.tenants.keys() - passed for level in above)
+
+    def note_refused(self, rank: int, now_s: float) -> None:
+        """Note that a request of that tier was refused for want of room."""
+        self._levels[rank].refused_at_s = now_s
 
     def overdue(self, deadlines_s: Sequence[float], now_s: float) -> list[AdmissionRequest]:
         """The requests that have waited for the deadline of their tier."""

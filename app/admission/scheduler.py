@@ -54,8 +54,8 @@ class AdmissionScheduler:
         """When the engine last had something to run."""
         self._running: dict[str, Ticket] = {}
         self._blocked: Ticket | None = None
-        self._over_share: set[Tenant] = set()
-        """Keys with the obstacle SHARE, as of the last look."""
+        self.over_share: set[Tenant] = set()
+        """Keys with the obstacle SHARE, as of the last look: what others leave free is of no use to them."""
 
     # What is in the engine
 
@@ -153,7 +153,7 @@ class AdmissionScheduler:
     def next(self, now_s: float) -> Ticket | None:
         """The first request in order without an obstacle; those that it passes count its tokens."""
         blocked: list[Ticket] = []
-        self._over_share.clear()
+        self.over_share.clear()
         self._blocked = None
         scanned = self._tuning.max_scanned if self._has_choices(1) else 1
         for ticket in islice(self._queue.in_order(now_s), scanned):
@@ -161,7 +161,7 @@ class AdmissionScheduler:
             obstacle = self.obstacle(ticket, now_s, blocked)
             if obstacle is Obstacle.SHARE:
                 self.key_window.mark_full()
-                self._over_share.add(ticket.tenant)  # a key above its share blocks no other
+                self.over_share.add(ticket.tenant)  # a key above its share blocks no other
                 continue
             if obstacle is None:
                 for passed in blocked:
@@ -196,15 +196,17 @@ class AdmissionScheduler:
 
     def fits_beside_waiting(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
         """True if a key's next request, of so many tokens, fits beside what waits before it."""
-        return self._fits_at_end(tenant, tokens, age_s) or self._fits_past(tenant, tokens, age_s, now_s)
+        return self._fits_at_end(tenant, tokens, age_s, now_s) or self._fits_past(
+            tenant, tokens, age_s, now_s
+        )
 
-    def _fits_at_end(self, tenant: Tenant, tokens: int, age_s: float) -> bool:
+    def _fits_at_end(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
         """True if it fits behind all that waits, but for keys above their share and lower tiers."""
-        passed = (self._over_share | self._queue.waiting_below(tenant.rank)) - {tenant}
+        passed = (self.over_share | self._queue.waiting_below(tenant.rank)) - {tenant}
         n = len(self._queue) - sum(len(other.waiting) for other in passed) + 1
         passed_tokens = sum(other.waiting_tokens for other in passed)
         passed_uncached = sum(other.waiting_uncached_tokens for other in passed)
-        spare = self._tuning.spare_share
+        spare = max(self._tuning.spare_share, self._kept(tenant, tokens, now_s))
         decodes = not self.num_choices or self.window.fits(self.num_choices + n, spare)
         return decodes and self._has_queue_room(n, tokens - passed_tokens, passed_uncached, spare, age_s)
 
@@ -280,7 +282,8 @@ class AdmissionScheduler:
 
     def _kept(self, tenant: Tenant, tokens: int, now_s: float) -> float:
         """The share of the budget kept from a key: by its tier, or else by its own share."""
-        if self._queue.is_wanted_above(tenant, now_s) and not self._queue.has_turn(tenant.rank, now_s):
+        is_wanted = self._queue.is_wanted_above(tenant, now_s, self.over_share)
+        if is_wanted and not self._queue.has_turn(tenant.rank, now_s):
             return self._tuning.kept_for_higher
         return self._spare(tenant, tokens)
 

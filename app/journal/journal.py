@@ -260,7 +260,7 @@ class Journal:
             try:
                 await self._settle_left()
                 await self._checkpoint()
-                await indexing.index_all(self._database)
+                await indexing.index_all(self._database, indexing.TICK_UNITS)
                 if self._database.failing:
                     await self._database.write(probe)
                 await self._retention.sweep()

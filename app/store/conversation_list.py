@@ -118,7 +118,9 @@ def match_all(words: str, owner: str) -> str:
         last = folded(word)
         for start in range(0, len(last), _PHRASE_WORDS):
             piece = last[start : start + _PHRASE_WORDS]
-            phrases.setdefault('"' + " ".join(mark + prefix for prefix in piece) + '"')
+            phrase = '"' + " ".join(mark + prefix for prefix in piece) + '"'
+            phrases.pop(phrase, None)
+            phrases[phrase] = None  # the last is last, where it is an earlier one again
     if not phrases:
         return ""
     as_beginning = sum(map(len, last)) >= _MIN_BEGINNING or any(map(_RUN_ON.search, last))

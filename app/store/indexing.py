@@ -16,8 +16,8 @@ LIMIT = 256
 """Rows that one unit indexes; a unit holds the writer, and streams wait for it."""
 LIMIT_CHARS = 3 << 20
 """Of tagged words that one unit indexes, for the same reason; one row may be more. It is 1 MiB of English."""
-MAX_UNITS = 64
-"""Units that a search waits for; the rest, after an upgrade or a flood, is found later."""
+SEARCH_UNITS, TICK_UNITS = 64, 8
+"""Units that a search waits for, and the checkpoint after one; the rest, after an upgrade, is found later."""
 
 # Answers in progress have no text yet: they are indexed once, when they have.
 _DUE = (
@@ -43,10 +43,10 @@ def index(connection: sqlite3.Connection) -> bool:
     return len(due) < LIMIT and chars < LIMIT_CHARS
 
 
-async def index_all(database: Database) -> None:
-    """Index what is due, a unit after the other, MAX_UNITS at most. Raises StorageUnavailable."""
+async def index_all(database: Database, max_units: int = SEARCH_UNITS) -> None:
+    """Index what is due, a unit after the other, so many at most. Raises StorageUnavailable."""
     num_units = 0
-    while num_units < MAX_UNITS and await database.read(_is_due):  # without anything due nothing is written
+    while num_units < max_units and await database.read(_is_due):  # without anything due nothing is written
         await database.write(index)
         num_units += 1
 

@@ -403,12 +403,17 @@ def test_tiers_come_in_order_and_the_low_ones_come_too() -> None:
     run_virtually(main)
 
 
-@pytest.mark.parametrize("pool_tokens", [800, 2_000])
-@pytest.mark.parametrize("num_batch_keys", [1, 6])
+@pytest.mark.parametrize(
+    ("pool_tokens", "num_batch_keys", "most_of_batch"),
+    [(800, 1, 0.25), (2_000, 1, 0.25), (800, 6, 0.25), (2_000, 6, 0.5)],
+)
 def test_batch_does_not_run_in_the_place_of_refused_interactive_requests(
-    pool_tokens: int, num_batch_keys: int
+    pool_tokens: int, num_batch_keys: int, most_of_batch: float
 ) -> None:
-    """They ask again 0.3 s later: batch has little more than its age gives it, and the engine stays full."""
+    """They ask again 0.3 s later: batch has little more than its age gives it, and the engine stays full.
+
+    Where `key_slowdown` holds the two interactive keys to their shares among eight, batch has the rest.
+    """
 
     async def main() -> None:
         service = Service(pool_tokens, 50_000, step_per_request_s=0, quantum=1)
@@ -430,7 +435,7 @@ def test_batch_does_not_run_in_the_place_of_refused_interactive_requests(
             refused[seen.key[0]] += len(seen.refused)
         node.stop()
         assert refused["i"] > 50
-        assert 0 < tokens["b"] < 0.25 * tokens.total()
+        assert 0 < tokens["b"] < most_of_batch * tokens.total()
         assert tokens.total() > 0.7 * 60 * pool_tokens / 70 / 0.02
 
     run_virtually(main)

@@ -30,6 +30,7 @@ class StubScheduler:
     half_full: bool = True
     queue: FairQueue = field(default_factory=lambda: FairQueue(TUNING))
     kv_pools: Any = field(default_factory=lambda: SimpleNamespace(capacity_tokens=10_000))
+    over_share: frozenset[Tenant] = frozenset()
 
     def fits_beside_waiting(self, _tenant: Tenant, tokens: int, age_s: float, _now_s: float) -> bool:
         return tokens <= (self.free if age_s < 1 else 0) - self.queue.tokens

@@ -82,13 +82,23 @@ def test_what_passes_a_blocked_request_without_having_aged_costs_its_tier_nothin
     assert next(queue.in_order(aged_s)) is waiting
 
 
+def test_a_key_that_waits_for_no_room_is_not_wanted_above_others() -> None:
+    """It is above its share, and what lower tiers leave free would be no use to it."""
+    queue = FairQueue(TUNING)
+    above, below = (
+        Tenant(name, tier, 1.0, TUNING) for name, tier in (("above", "interactive"), ("below", "batch"))
+    )
+    queue.enter(AdmissionRequest(above, 10, 0.0))
+    assert queue.is_wanted_above(below, 1.0)
+    assert not queue.is_wanted_above(below, 1.0, {above})
+
+
 def test_a_refused_tier_is_wanted_above_the_lower_ones_for_a_while() -> None:
     """It is not its own competitor, and what is long ago does not count."""
     queue = FairQueue(TUNING)
     above, below = (
         Tenant(name, tier, 1.0, TUNING) for name, tier in (("above", "interactive"), ("below", "batch"))
     )
-    queue.refuse(above, 10.0, 12.0)
+    queue.note_refused(above.rank, 10.0)
     assert [queue.is_wanted_above(tenant, 11.0) for tenant in (above, below)] == [False, True]
     assert not queue.is_wanted_above(below, 10.0 + TUNING.refused_s)
-    assert above.wanted_until_s == 12.0

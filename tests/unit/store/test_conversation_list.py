@@ -231,6 +231,8 @@ def test_every_word_must_be_there_and_the_last_may_be_begun():
     assert listed(chats, "the brow") == ["conv_2", "conv_1"]
     assert listed(chats, "brow the") == []
     assert listed(chats, "BRÖWN FOX") == ["conv_1"]
+    assert listed(chats, "brown slow brown") == ["conv_2"]
+    assert listed(chats, "brown quick brown slo") == []
 
 
 @pytest.mark.parametrize(

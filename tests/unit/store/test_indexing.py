@@ -90,7 +90,7 @@ def test_a_unit_indexes_so_much_text_and_leaves_the_rest(monkeypatch: pytest.Mon
 async def test_all_that_is_due_is_indexed_a_unit_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """And no more units than a search may wait for."""
+    """And no more units than whoever asks may wait for."""
     monkeypatch.setattr(indexing, "LIMIT", 1)
     database = Database(tmp_path)
     await database.open()
@@ -106,10 +106,8 @@ async def test_all_that_is_due_is_indexed_a_unit_after_the_other(
 
     await database.write(fill)
     due = await database.read(num_due)
-    monkeypatch.setattr(indexing, "MAX_UNITS", 2)
-    await indexing.index_all(database)
+    await indexing.index_all(database, 2)
     assert await database.read(num_due) == due - 2
-    monkeypatch.setattr(indexing, "MAX_UNITS", 64)
     await indexing.index_all(database)
     assert await database.read(num_due) == 0
     await database.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 
 import pytest
 from hypothesis import given
@@ -75,3 +76,16 @@ def test_any_text_is_found_by_its_own_words(text: str, query: str):
         )
         assert number in expected
     c.close()
+
+
+def test_a_long_run_of_marks_takes_linear_time() -> None:
+    """Normalizing them takes quadratic time: 60,000 took 3 s, of the lock that all threads need."""
+    text = "a" + "\u0301\u0323" * 60_000 + " b"
+    started_s = time.thread_time()
+    assert folded(text) == ["a", "b"]
+    assert time.thread_time() - started_s < 1
+
+
+def test_the_last_word_is_the_beginning_though_it_was_there_before() -> None:
+    """The star is behind it, and not behind the word before."""
+    assert match_all("test foo test", "ann") == f'"{tag("ann")}foo" "{tag("ann")}test"*'
