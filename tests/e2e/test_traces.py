@@ -41,7 +41,8 @@ async def test_a_request_is_a_trace_of_its_stages(serve: Serve, collected: Colle
     edges = [whole.start_time_unix_nano, *(span.end_time_unix_nano for span in stages)]
     assert edges[:-1] == [span.start_time_unix_nano for span in stages]
     assert edges[-1] == whole.end_time_unix_nano
-    assert stages[2].end_time_unix_nano - stages[2].start_time_unix_nano >= 0.05e9
+    # uvloop counts milliseconds from the begin of a turn: a timer may come one early
+    assert stages[2].end_time_unix_nano - stages[2].start_time_unix_nano > 0.045e9
     assert whole.name == "chat scripted"
     said = attributes(whole)
     assert said["gen_ai.response.id"] == answer.headers["x-request-id"]
