@@ -29,7 +29,7 @@ def attributes(span: Any) -> dict[str, Any]:
 
 async def test_a_request_is_a_trace_of_its_stages(serve: Serve, collected: Collector) -> None:
     """One span for the whole, and one for each stage, end to end, below it; names, counts and no text."""
-    served = await serve(Script(tokens=9, prefill_s=0.05), otlp_endpoint=collected.url)
+    served = await serve(Script(tokens=9, prefill_s=0.06), otlp_endpoint=collected.url)
     answer = await served.post(chat("a secret question"))
     await served.runtime.aclose()
     assert set(collected.paths) == {"/v1/traces"}
@@ -41,8 +41,8 @@ async def test_a_request_is_a_trace_of_its_stages(serve: Serve, collected: Colle
     edges = [whole.start_time_unix_nano, *(span.end_time_unix_nano for span in stages)]
     assert edges[:-1] == [span.start_time_unix_nano for span in stages]
     assert edges[-1] == whole.end_time_unix_nano
-    # uvloop counts milliseconds from the begin of a turn: a timer may come one early
-    assert stages[2].end_time_unix_nano - stages[2].start_time_unix_nano > 0.045e9
+    # of 60 ms: uvloop's timers count whole milliseconds, and one may come early
+    assert stages[2].end_time_unix_nano - stages[2].start_time_unix_nano >= 0.05e9
     assert whole.name == "chat scripted"
     said = attributes(whole)
     assert said["gen_ai.response.id"] == answer.headers["x-request-id"]

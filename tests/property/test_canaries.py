@@ -9,6 +9,7 @@ Then everything that was told or kept is searched.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import re
@@ -21,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from app.api.server import GC_THRESHOLDS
 from app.core import ChatRequest, Delta, ToolCall
 from app.engine.scripted.engine import Script
 from app.safety.classifiers.bundled_models import Models
@@ -363,12 +365,25 @@ async def test_no_canary_is_told_or_kept(serve: Serve, tmp_path: Path):
 
 @pytest.mark.timed
 async def test_a_canary_stops_the_engine_within_50_ms(serve: Serve, tmp_path: Path):
-    """From the token that completes it to the engine's abort, 19 of 20 times, with 20 requests at once."""
+    """From the token that completes it to the engine's abort, with twenty requests at once.
+
+    A prompt in doubt is read by the encoder meanwhile, and no token before its verdict: those do not count.
+    """
     plans = [Plan(seed) for seed in range(TIMED_SEEDS)]
     served = await server(serve, tmp_path, plans)
     engine = served.engine
     assert isinstance(engine, Engine)
-    await run_all(served, plans)
-    late_s = sorted(engine.stopped_s[rid] - at_s for rid, at_s in engine.triggered_s.items())
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*GC_THRESHOLDS)  # as a server does: a full collection takes 75 ms here
+    try:
+        by_id = await run_all(served, plans)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert engine.triggered_s.keys() <= engine.stopped_s.keys()
+    late_s = [
+        engine.stopped_s[rid] - at_s
+        for rid, at_s in engine.triggered_s.items()
+        if WATCHED_LATE not in by_id[rid].body["messages"][0]["content"]
+    ]
     assert len(late_s) > TIMED_SEEDS / 10
-    assert late_s[int(0.95 * len(late_s))] < 0.05, late_s
+    assert max(late_s) < 0.05
